@@ -66,7 +66,7 @@ class EasyReuse(StepReuse):
     def __init__(self, run: SamplerRun, threshold: float = 0.05, warmup: int = 5, cooldown: int = 1) -> None:
         super().__init__(run, threshold, warmup, cooldown, _Predicted)
 
-    def answer(self, inputs: list[torch.Tensor], compute: Callable[[], Any]) -> tuple[Any, float]:
+    def answer(self, inputs: list[torch.Tensor], compute: Callable[[], Any], adds: bool = True) -> tuple[Any, float]:
         """The output of a forward pass, and the share of it that was computed: 1 or 0.
 
         Parameters
@@ -75,14 +75,16 @@ class EasyReuse(StepReuse):
             The tensors that the outputs belong to, in the order of the outputs.
         compute
             Runs the model; what it returns may be a tensor, or hold several.
+        adds
+            Whether a reused step adds to its inputs what the last computed one added (default), or has its outputs.
         """
         self.begin()
         if self.leads:
             self._predict(inputs)
+        bases = iter(inputs if adds else [])
         if self.skips:
-            bases = iter(inputs)
             return map_tensors(lambda residual: plus(residual, next(bases, None)), self.state.residual), 0.0
-        output, bases = compute(), iter(inputs)
+        output = compute()
         self.computed(map_tensors(lambda x: plus(x, next(bases, None), -1), output))
         if self.leads:
             self.state.measure(inputs, [x.clone() for x in tensors(output)])

@@ -254,6 +254,16 @@ def test_easy_reuse_with_two_branches(threshold):
     assert error(x, wanted) <= threshold * 4
 
 
+def test_what_a_model_returns_may_be_reused_as_it_is():
+    run = SamplerRun(4, [1.0, 0.75, 0.5, 0.25, 0.0])
+    for adds, expected in ((True, 4.0), (False, 2.0)):
+        cache = EasyReuse(run, threshold=9.0, warmup=2, cooldown=0)
+        for run.step in range(4):
+            run.branch, x = 0, torch.full((2,), float(run.step))
+            output, _ = cache.answer([x], lambda x=x: 2 * x, adds)
+        assert output.tolist() == [expected] * 2
+
+
 def test_accumulated_changes_decide_when_they_reach_the_threshold():
     """TeaCache's rule, on a signal that grows by a tenth in every step."""
     run = SamplerRun(12, [0.0] * 13)

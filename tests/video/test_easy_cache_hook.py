@@ -42,6 +42,24 @@ def test_noise_is_reused_as_it_is():
     assert calls == [4, 3] and [float(output[0, 0]) for output in outputs] == [2, 4, 4, 4]
 
 
+def test_time_may_run_either_way():
+    """Lumina 2 and Ideogram 4 tell how much of a run is done; where that turns back a run begins."""
+    hook, calls = EasyCacheHook(4, threshold=1e6, warmup=2, cooldown=0), []
+
+    class Denoiser(torch.nn.Module):
+        def forward(self, x, timestep):
+            calls.append(timestep)
+            return 2 * x
+
+    model = Denoiser()
+    HookRegistry.check_if_exists_or_initialize(model).register_hook(hook, "easy_cache")
+    for _ in range(2):
+        calls.clear()
+        for done in (0.0, 0.25, 0.5, 0.75):
+            model(torch.full((1, 2), 1 + done), done)
+        assert calls == [0.0, 0.25] and hook.computed == [True, True, False, False]
+
+
 def test_runs_of_one_step_are_runs_of_their_own():
     hook, calls = EasyCacheHook(1), []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,7 @@ class EasyCacheHook(ModelHook):
     """Whole steps of a transformer reuse what it last added to its input, as :class:`EasyCache` has them; lossy.
 
     For who wants no session: diffusers puts it on, and takes it off. It sees the transformer alone, so it is told how
-    many steps a run has, and begins anew when the timestep rises. There is no report, and it is put on anything.
+    many steps a run has, and begins anew when the timestep turns back. There is no report, and it is put on anything.
 
     Parameters
     ----------
@@ -69,9 +70,7 @@ class EasyCacheHook(ModelHook):
         """The transformer's output, computed or from memory."""
         self._follow(arguments(module, args, kwargs).get(TIMESTEP), type(module).__name__)
         latents, forward = latents_of(module, args, kwargs), cast(Forward, self.fn_ref.original_forward)
-        if not self.flow:  # the output itself is reused: with an axis more nothing of the input is taken from it
-            latents = [x[None] for x in latents]
-        output, share = self.cache.answer(latents, lambda: forward(*args, **kwargs))
+        output, share = self.cache.answer(latents, lambda: forward(*args, **kwargs), adds=self.flow)
         self.computed.append(share > 0)
         return output
 
@@ -82,7 +81,7 @@ class EasyCacheHook(ModelHook):
 
     def _begin(self) -> None:
         method = self.method
-        self.run, self.level = SamplerRun(self.steps, []), float("inf")
+        self.run, self.level, self.moved = SamplerRun(self.steps, []), math.nan, math.nan
         self.run.step = -1
         self.cache = EasyReuse(self.run, method.threshold, method.warmup, method.cooldown)
 
@@ -91,9 +90,11 @@ class EasyCacheHook(ModelHook):
         if timestep is None:
             raise SettingError(f"{name} is not told the timestep: use mmaccel.accelerate(pipe, video.EasyCache())")
         level = float(torch.as_tensor(timestep).flatten()[0])
-        if level > self.level or self.run.step < 0 or self.steps == 1:  # a run of one step has one level
+        turns = (level - self.level) * self.moved < 0  # it rises in models that are told how much of a run is done
+        if turns or self.run.step < 0 or self.steps == 1:  # a run of one step has one level
             self._begin()
             self.computed.clear()
         if level != self.level:
-            self.run.step, self.run.branch, self.level = self.run.step + 1, -1, level
+            self.moved, self.level = level - self.level, level
+            self.run.step, self.run.branch = self.run.step + 1, -1
         self.run.branch += 1
