@@ -43,7 +43,9 @@ class HeterogeneousSteps(DiffusionMethod):
     multistep samplers on the line through two. A few steps may compute only the hottest tokens, which attend to the
     kept keys and values of all; no measurement found this better than computing none, so it is off by default. Where
     every frame has a sampler of its own (diffusion forcing, as in SkyReels-V2), a step is computed or forecast for all
-    frames that it moves, and each is forecast and corrected along its own noise levels. Lossy below a budget of 1.
+    frames that it moves, and each is forecast and corrected along its own noise levels. Sound that is drawn beside the
+    frames, as in LTX-2 and Kandinsky 6, is neither: in skipped steps it goes on with its last velocity. Lossy below a
+    budget of 1.
 
     Parameters
     ----------
