@@ -428,6 +428,14 @@ def test_clips_are_seen_in_every_output_type(kind):
         assert not trial.show(latents).clips and set(trial.judge(latents, latents)) == {"psnr"}
 
 
+def test_sound_is_judged_by_its_numbers():
+    """Pipelines such as AudioLDM 2 return it in rows."""
+    trial = trial_of(examples.wan_pipeline()[0])
+    sound = torch.linspace(-1, 1, 32).view(2, 16)
+    for output in (sound, sound.numpy()):
+        assert trial.judge(output, output) == {"psnr": 100.0} and not trial.show(output).clips
+
+
 def expected_for(method):
     """What `check_traced` says of it."""
     said = r"--trace: video\.EasyCache keeps no trace: use video\.HeterogeneousSteps"
