@@ -15,6 +15,7 @@ from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetErro
 from mmaccel.zoo.weights import no_foreign_code
 
 from .families.visual_adapter import VisualAdapter
+from .input.processed import processed
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> tuple[Any, Any]:
@@ -77,7 +78,7 @@ def ask(
     Parameters
     ----------
     frames
-        Pictures, or uint8 `[F, H, W, 3]`.
+        :class:`~mmaccel.vlm.VideoFrames`; or pictures, or uint8 `[F, H, W, 3]`, whose times are not known.
 
     Raises
     ------
@@ -101,4 +102,4 @@ def prepare(processor: Any, frames: Any, questions: Sequence[str]) -> Any:
         content = [{"type": "video"}, {"type": "text", "text": question}]
         conversation = [{"role": "user", "content": content}]
         texts.append(processor.apply_chat_template(conversation, add_generation_prompt=True))
-    return processor(videos=[list(frames)] * len(texts), text=texts, return_tensors="pt", padding=True)
+    return processed(processor, texts, [frames] * len(texts))

@@ -17,6 +17,8 @@ from mmaccel.files.output import replacing
 if TYPE_CHECKING:
     from mmaccel.batch.batching import Batching
 
+    from .input.read_video import VideoFrames
+
 
 class VlmCommand(Command):
     help = "ask about a video"
@@ -59,16 +61,16 @@ class VlmCommand(Command):
         from .answering import ask
 
         chosen, preset = chosen_methods(arguments)
-        frames = frames_of(arguments)
+        video = frames_of(arguments)
         model, processor = opened(arguments)
         asked = {"questions": [arguments.question], "max_new_tokens": arguments.max_new_tokens}
         with accelerate(model, *chosen, preset=preset) as session:
             plain = None
             if arguments.compare:
                 with session.baseline() as target:
-                    plain, seconds = ask(target, processor, frames, **asked)
+                    plain, seconds = ask(target, processor, video, **asked)
                 session.report.baseline_seconds = seconds
-            answers, _ = ask(session, processor, frames, **asked)
+            answers, _ = ask(session, processor, video, **asked)
             if plain is not None:
                 print(f"plain: {plain[0]}")
             print(answers[0] if plain is None else f"fast:  {answers[0]}")
@@ -77,7 +79,7 @@ class VlmCommand(Command):
                 from .pruning.kept import kept
 
                 with replacing(arguments.picture) as temporary:
-                    kept(session)[0].save(frames, temporary)
+                    kept(session)[0].save(video.frames, temporary)
                 print(f"wrote {arguments.picture}")
 
     def batching(self) -> Batching:
@@ -150,13 +152,13 @@ def add_answer(parser: Any) -> None:
     parser.add_argument("--max-new-tokens", type=whole(1, TOKENS), default=32, metavar="TOKENS", help=length)
 
 
-def frames_of(arguments: argparse.Namespace) -> Any:
+def frames_of(arguments: argparse.Namespace) -> VideoFrames:
     """As many frames of a video file as requested, or all if it has fewer."""
     from .input.read_video import read_at_most, read_video
 
     if getattr(arguments, "fps", None) is not None:
-        return read_video(arguments.video, fps=arguments.fps).frames
-    return read_at_most(arguments.video, arguments.frames).frames
+        return read_video(arguments.video, fps=arguments.fps)
+    return read_at_most(arguments.video, arguments.frames)
 
 
 def _example() -> tuple[Any, str]:

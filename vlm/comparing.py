@@ -14,6 +14,7 @@ from mmaccel.errors import SettingError
 
 from .answering import prepare
 from .families.visual_adapter import VisualAdapter
+from .input.read_video import VideoFrames
 
 AGREED = Metric("agreed", "same answers", "share of answers that equal those of the plain model, word for word", ".0%")
 LIKE = Metric(
@@ -60,7 +61,7 @@ class AnswerTrial(BaseTrial):
         asked = self.asked
         if not asked or not len(frames):
             raise SettingError(f"{len(frames)} frames and {len(asked)} questions: give at least one of each")
-        chosen = frames if fewer is None else [frames[int(i)] for i in spread(len(frames), fewer)]
+        chosen = frames if fewer is None else _only(frames, spread(len(frames), fewer).tolist())
         return {**prepare(self.processor, chosen, asked).to(self.target.device), **call}
 
     def _without(self, call: dict[str, Any], fewer: int) -> dict[str, Any]:
@@ -109,6 +110,11 @@ def spread(count: int, fewer: int) -> torch.Tensor:
     [0, 2, 5, 7]
     """
     return torch.linspace(0, count - 1, fewer).round().long()
+
+
+def _only(frames: Any, places: list[int]) -> Any:
+    """Some frames of a video, with their times where these are known."""
+    return frames.only(places) if isinstance(frames, VideoFrames) else [frames[place] for place in places]
 
 
 def _tokens_of_frames(adapter: Adapter, call: dict[str, Any]) -> torch.Tensor | None:

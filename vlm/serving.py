@@ -25,6 +25,8 @@ from mmaccel.errors import PromptError, SettingError, shown
 from mmaccel.serve.endpoint import FILES, LARGEST_SEED, Endpoint, Fields, Left, Request
 from mmaccel.uploads.pictures import read_picture
 
+from .input.processed import processed
+from .input.read_video import VideoFrames
 from .input.uploaded_video import read_clip
 
 ROLES = ("system", "user", "assistant")
@@ -45,7 +47,7 @@ class Chat(Request):
     text
         The conversation as the model reads it, with placeholders.
     pictures, videos
-        What stands there: pictures, and lists of frames.
+        What stands there.
     sampling
         Arguments of `generate`.
     seed
@@ -58,7 +60,7 @@ class Chat(Request):
 
     text: str
     pictures: list[Image.Image]
-    videos: list[list[Image.Image]]
+    videos: list[VideoFrames]
     sampling: dict[str, Any]
     seed: int
     tells_usage: bool = False
@@ -106,7 +108,7 @@ class ChatEndpoint(Endpoint[Chat]):
             tells_usage=usage,
         )
         if not (temperature or streams or pictures or len(videos) > 1):
-            made.group = (tokens, *((len(video), video[0].size) for video in videos))
+            made.group = (tokens, *(video.frames.shape for video in videos))
         return made
 
     def _written(self, conversation: list[dict[str, Any]]) -> str:
@@ -121,9 +123,7 @@ class ChatEndpoint(Endpoint[Chat]):
         videos = [video for request in requests for video in request.videos]
         texts = [request.text for request in requests]
         try:
-            inputs = self.processor(
-                text=texts, images=pictures or None, videos=videos or None, return_tensors="pt", padding=True
-            ).to(self.target.device)
+            inputs = processed(self.processor, texts, videos, pictures).to(self.target.device)
         except ValueError as error:
             raise PromptError(f"the model's processor does not take this request: {error}") from error
         first = requests[0]
@@ -226,7 +226,7 @@ def _conversation(messages: Any, frames: int) -> tuple[list[dict[str, Any]], lis
         raise SettingError(f"messages is missing: give 1 to {MESSAGES} of them, such as [{{'role': 'user', ...}}]")
     found: list[dict[str, Any]] = []
     pictures: list[Image.Image] = []
-    videos: list[list[Image.Image]] = []
+    videos: list[VideoFrames] = []
     for message in messages:
         role, content = (message.get(name) for name in ("role", "content")) if isinstance(message, dict) else ("", "")
         if role not in ROLES:
@@ -242,7 +242,7 @@ def _conversation(messages: Any, frames: int) -> tuple[list[dict[str, Any]], lis
     return found, pictures, videos
 
 
-def _part(part: Any, pictures: list[Image.Image], videos: list[list[Image.Image]], frames: int) -> dict[str, str]:
+def _part(part: Any, pictures: list[Image.Image], videos: list[VideoFrames], frames: int) -> dict[str, str]:
     """A part of a message for a chat template."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
@@ -269,12 +269,12 @@ def _file(part: dict[str, Any], kind: str) -> tuple[bytes, str]:
         raise SettingError(f"{kind}_url is no base64: {error}") from error
 
 
-def _frames(data: bytes, kind: str, frames: int) -> list[Image.Image]:
+def _frames(data: bytes, kind: str, frames: int) -> VideoFrames:
     """Frames of a video file, `frames` of them or all it has."""
     with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
         path = Path(folder) / f"video.{kind}"  # animated pictures are told by it
         path.write_bytes(data)
-        return read_clip(path, frames, FILES).images()
+        return read_clip(path, frames, FILES)
 
 
 ENDPOINT = ChatEndpoint

@@ -51,7 +51,7 @@ def entries(model: Any, processor: Any) -> dict[str, Entry]:
     """What is compared: each answers questions about a file."""
 
     def plain(path: Path, question: str, clock: TokenClock, target: Any = model) -> tuple[str, int]:
-        inputs = prepare(processor, vlm.read_video(path, frames=FRAMES).frames, [question])
+        inputs = prepare(processor, vlm.read_video(path, frames=FRAMES), [question])
         tokens = target.generate(**inputs, max_new_tokens=NEW, do_sample=False, logits_processor=[clock])
         return processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip(), FRAMES
 

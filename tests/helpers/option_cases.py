@@ -63,7 +63,10 @@ LOOKS = {
     "--max-new-tokens": (["--max-new-tokens", "9"], {"max_new_tokens": 9}),
 }
 ASKED = {
-    "video": (["other.mp4", "what?"], {"path": "other.mp4", "frames": "frames of other.mp4"}),
+    "video": (
+        ["other.mp4", "what?"],
+        {"path": "other.mp4", "frames": "namespace(frames='frames of other.mp4', total_frames=100)"},
+    ),
     "question": (["clip.mp4", "why?"], {"questions": ["why?"]}),
     "--example": (
         ["--example"],

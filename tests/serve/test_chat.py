@@ -90,6 +90,22 @@ def test_requests_of_one_shape_share_a_batch(endpoint, questions):
     assert endpoint.parse(_body(questions[0], max_tokens=9)).group != requests[0].group
 
 
+def test_a_processor_of_transformers_is_told_the_times(endpoint, questions, monkeypatch):
+    told = {}
+
+    def refuses(*_, **given):
+        told.update(given)
+        raise ValueError("told enough")
+
+    monkeypatch.setattr(type(endpoint.processor), "__call__", refuses)
+    monkeypatch.setattr(type(endpoint.processor), "video_processor", None, raising=False)
+    request = endpoint.parse(_body(questions[0], frames=3))
+    with pytest.raises(mmaccel.errors.PromptError, match="told enough"):
+        endpoint.answer([request])
+    assert told["do_sample_frames"] is False and len(told["videos"][0]) == 3
+    assert told["video_metadata"] == [request.videos[0].metadata] and told["video_metadata"][0]["fps"] > 1
+
+
 def _body(one, **more):
     return {"messages": of(one), "max_tokens": 8, **more}
 

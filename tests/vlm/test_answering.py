@@ -15,6 +15,7 @@ from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetErro
 from mmaccel.vlm import answering, command, comparing, examples, visual_examples
 from mmaccel.vlm.command import VlmCommand
 from mmaccel.vlm.comparing import AnswerTrial
+from mmaccel.vlm.input.read_video import read_video
 
 QUESTIONS = ["what moves up?", "how many pictures are there on the blue background?"]
 
@@ -205,6 +206,19 @@ def test_an_answer_has_32_tokens_at_most_unless_asked_otherwise(parts, frames):
     assert calls[0]["max_new_tokens"] == 32 and calls[0]["do_sample"] is False
 
 
+@pytest.fixture
+def file(frames, tmp_path):
+    """A clip of four frames in a second."""
+    path, images = tmp_path / "clip.gif", [Image.fromarray(frame) for frame in frames]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=250)
+    return path
+
+
+def test_a_file_is_shown_with_the_times_of_its_frames(file):
+    words = cli.build_parser().parse_args(["compare", "vlm", str(file), QUESTIONS[0]])
+    assert command.frames_of(words).times.tolist() == [0.0, 0.25, 0.5, 0.75]
+
+
 # What a comparison makes of it
 
 
@@ -229,6 +243,15 @@ def test_each_number_of_frames_is_prepared_once(parts, frames, monkeypatch):
     for fewer in (None, 2, None, 2, 3):
         trial.run(model, 0, fewer=fewer)
     assert prepared == [4, 2, 3]
+
+
+def test_fewer_frames_of_a_file_keep_their_times(parts, file, monkeypatch):
+    model, _ = parts
+    prepared = []
+    real = comparing.prepare
+    monkeypatch.setattr(comparing, "prepare", lambda *a: prepared.append(a[1].times.tolist()) or real(*a))
+    trial_of(parts, read_video(file, 4), QUESTIONS).run(model, 0, fewer=2)
+    assert prepared == [[0.0, 0.25, 0.5, 0.75], [0.0, 0.75]]
 
 
 def test_an_answer_with_its_scores_is_its_tokens(parts, frames):
@@ -261,12 +284,9 @@ def test_a_video_in_two_prompts_cannot_have_fewer_frames():
 
 
 @pytest.fixture
-def told(parts, frames, monkeypatch, tmp_path, capsys):
+def told(parts, file, monkeypatch, capsys):
     """Runs `mmaccel run vlm` on a clip of four frames in a second; gives lines and what was asked of the model."""
-    path, asked = tmp_path / "clip.gif", []
-    images = [Image.fromarray(frame) for frame in frames]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=250)
-    real = answering.ask
+    asked, real = [], answering.ask
 
     def ask(target, processor, clip, *args, **more):
         asked.append((type(target).__name__, len(clip), more))
@@ -276,7 +296,7 @@ def told(parts, frames, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(answering, "ask", ask)
 
     def run(*words):
-        assert cli.main(["run", "vlm", str(path), QUESTIONS[0], "--method", "VidCom2", *words]) == 0
+        assert cli.main(["run", "vlm", str(file), QUESTIONS[0], "--method", "VidCom2", *words]) == 0
         return capsys.readouterr().out.splitlines(), asked
 
     return run

@@ -130,6 +130,9 @@ def test_a_result_is_a_sequence_of_pictures(clip):
     assert all(np.array_equal(a, b) for a, b in zip(video, video.frames, strict=True))
     assert [image.size for image in video.images()] == [(WIDTH, HEIGHT)] * 3
     assert video.metadata["frames_indices"].tolist() == [0, 14, 29] and video.metadata["width"] == WIDTH
+    some = video.only([0, 2])
+    assert some.indices.tolist() == [0, 29] and some.times.tolist() == video.times[[0, 2]].tolist()
+    assert np.array_equal(some.frames[1], video.frames[2]) and some.total_frames == 30
 
 
 def turned(source, path, matrix):

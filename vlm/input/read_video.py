@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -69,6 +69,10 @@ class VideoFrames:
     def images(self) -> list[Image.Image]:
         """The frames as PIL pictures."""
         return [Image.fromarray(frame) for frame in self.frames]
+
+    def only(self, places: list[int]) -> VideoFrames:
+        """Some of the frames, with their times."""
+        return replace(self, frames=self.frames[places], indices=self.indices[places], times=self.times[places])
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -144,7 +148,8 @@ def read_video(
     Examples
     --------
     >>> video = read_video("cat.mp4", frames=32)  # doctest: +SKIP
-    >>> inputs = processor(text=prompt, videos=[video.frames], return_tensors="pt")  # doctest: +SKIP
+    >>> told = {"video_metadata": [video.metadata], "do_sample_frames": False}  # doctest: +SKIP
+    >>> inputs = processor(text=prompt, videos=[video.frames], **told, return_tensors="pt")  # doctest: +SKIP
     """
     check_sampling(sampling, frames, fps, min_frames, max_frames)
     _check(start, end, max_side)

@@ -117,10 +117,12 @@ def _asking(request: QuestionRequest, own: bool) -> list[str]:
     """Lines that make the inputs: a shipped model's processor knows how a question is asked."""
     if own and not request.earlier:
         return [f'inputs = processor(videos=[video.frames], text={request.question!r}, return_tensors="pt")']
+    told = "" if own else "**told, "  # of transformers
     return [
         f"conversation = {conversation(request)!r}",
         "text = processor.apply_chat_template(conversation, add_generation_prompt=True)",
-        'inputs = processor(videos=[video.frames], text=[text], return_tensors="pt").to(model.device)',
+        *([] if own else ['told = {"video_metadata": [video.metadata], "do_sample_frames": False}']),
+        f'inputs = processor(videos=[video.frames], text=[text], {told}return_tensors="pt").to(model.device)',
     ]
 
 

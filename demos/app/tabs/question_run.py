@@ -14,6 +14,7 @@ from mmaccel.comparison.difference import alike
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.report import Report
 from mmaccel.session import accelerate
+from mmaccel.vlm.input.processed import processed
 
 from ..looks.race import ACCELERATED, PLAIN
 from ..models import Models, Shared
@@ -78,7 +79,7 @@ def answer(models: Models, run: Run, request: QuestionRequest, video: vlm.VideoF
     with models.borrow("vlm", request.choice.model, run) as shared:
         model, processor = shared.loaded
         with run.stage("prepare"):
-            inputs = prepare(processor, video.images(), request).to(model.device)
+            inputs = prepare(processor, video, request).to(model.device)
         with accelerate(model, *request.choice.methods, preset=request.choice.preset) as session:
             plain = None
             if request.compare:
@@ -105,10 +106,10 @@ def conversation(request: QuestionRequest) -> list[dict[str, Any]]:
     return turns
 
 
-def prepare(processor: Any, frames: Any, request: QuestionRequest) -> Any:
+def prepare(processor: Any, video: vlm.VideoFrames, request: QuestionRequest) -> Any:
     """Inputs of `generate`."""
     text = processor.apply_chat_template(conversation(request), add_generation_prompt=True)
-    return processor(videos=[frames], text=[text], return_tensors="pt", padding=True)
+    return processed(processor, [text], [video])
 
 
 def _generate(run: Run, target: Any, processor: Any, inputs: Any, request: QuestionRequest) -> tuple[str, float]:
