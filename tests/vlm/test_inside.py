@@ -17,6 +17,7 @@ from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.decoder.call import Call, GenerateRun
+from mmaccel.vlm.families import tower as towers
 from mmaccel.vlm.families.tower import Probe, layer_of
 from mmaccel.vlm.pruning.frame_merging import merging
 from mmaccel.vlm.pruning.inner import _last_attention, by_attention, late_merging
@@ -451,6 +452,21 @@ def test_scores_mind_the_mask_of_each_frame():
         among = scores.softmax(-1)[:, :count]  # what padding attends to does not count
         assert torch.allclose(probe.received[frame][:count], among.mean((0, 1)))
         assert not probe.received[frame][count:].any() and torch.equal(probe.keys[frame][0], key[frame, :, 0].flatten())
+
+
+@pytest.mark.parametrize("count", (30, 23))
+def test_scores_are_read_of_some_queries_at_a_time(monkeypatch, count):
+    """Of a large picture those of all queries would take gigabytes; the last tokens may be padding."""
+    draw = torch.Generator().manual_seed(0)
+    query, key = torch.randn(1, 4, 30, 8, generator=draw), torch.randn(1, 2, 30, 8, generator=draw)
+    seen = (torch.arange(30) < count).expand(1, 1, 30, 30)
+    at_once, read, softmax = [], Probe(), torch.softmax
+    monkeypatch.setattr(torch, "softmax", lambda x, *a, **more: at_once.append(x.numel()) or softmax(x, *a, **more))
+    for most in (towers.AT_ONCE, 4 * 30 * 7):
+        monkeypatch.setattr(towers, "AT_ONCE", most)
+        at_once.clear()
+        read(lambda *_, **__: None, None, query, key, key, seen)
+    assert max(at_once) == most and torch.allclose(*read.received)
 
 
 def test_hidden_states_come_out_of_the_layer_before():

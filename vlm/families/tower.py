@@ -11,6 +11,8 @@ import torch
 from mmaccel import private
 from mmaccel.patching import intercept_attention
 
+AT_ONCE = 1 << 26  # attention scores to compute at once, which bounds the memory that they take
+
 
 class Probe:
     """Record of one attention layer of a tower in one pass.
@@ -48,20 +50,36 @@ class Probe:
 
 @torch.no_grad()
 def _received(query: torch.Tensor, key: torch.Tensor, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
-    """Column means of the attention of one frame, heads `[H, N, D]`; float32 `[N]`.
-
-    In place, since new memory for each step of each frame takes five times as long.
-    """
+    """Column means of the attention of one frame, heads `[H, N, D]`; float32 `[N]`."""
     if len(key) < len(query):  # queries share keys
         key = key.repeat_interleave(len(query) // len(key), 0)
-    scores = (query @ key.transpose(1, 2)).float().mul_(scale)
     if mask is not None:
-        scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
-    share = torch.softmax(scores, -1, out=scores).mean(0)
-    if mask is not None and len(share) == share.shape[1]:  # padding attends to nothing that counts
-        hidden = share.sum(0) == 0
-        share = share[~hidden] if bool(hidden.any()) else share
-    return share.mean(0)
+        mask = mask.expand(*mask.shape[:-2], query.shape[1], -1)
+    received = _column_sums(query, key, scale, mask)
+    if mask is not None and query.shape[1] == key.shape[1]:  # padding attends to nothing that counts
+        seen = received != 0
+        if not bool(seen.all()):
+            query = query[:, seen]
+            received = _column_sums(query, key, scale, mask[..., seen, :])
+    return received / query.shape[1]
+
+
+def _column_sums(query: torch.Tensor, key: torch.Tensor, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
+    """What each key receives of all queries, a mean over heads; float32 `[N]`.
+
+    Some queries at a time, since a large picture has ten thousand of them. In place, since new memory for each step of
+    each frame takes five times as long.
+    """
+    total = torch.zeros(key.shape[1], device=key.device)
+    step = max(1, AT_ONCE // (len(query) * key.shape[1]))
+    for start in range(0, query.shape[1], step):
+        some = slice(start, start + step)
+        scores = (query[:, some] @ key.transpose(1, 2)).float().mul_(scale)
+        if mask is not None:
+            shown = mask[..., some, :]
+            scores = scores.masked_fill_(~shown, float("-inf")) if shown.dtype == torch.bool else scores.add_(shown)
+        total += torch.softmax(scores, -1, out=scores).mean(0).sum(0)
+    return total
 
 
 @contextmanager
