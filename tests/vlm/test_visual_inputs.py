@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -288,8 +289,8 @@ def test_answers_that_are_more_than_prompts_are_not_gone_on_with():
         first = fast.generate(**call, return_dict_in_generate=True)
         assert torch.equal(first.sequences[:, : call["input_ids"].shape[1]], call["input_ids"].expand(2, -1))
         ids = torch.cat([first.sequences, torch.full((2, 3), 9)], 1)
-        fast.generate(ids, past_key_values=first.past_key_values, max_new_tokens=2, do_sample=False)
-        assert "a prompt that this session has not shortened" in fast.report.warnings[0]
+        with pytest.raises(PromptError, match="several answers: start again"):
+            fast.generate(ids, past_key_values=first.past_key_values, max_new_tokens=2, do_sample=False)
 
 
 def second_turn(fast, first, call, **more):
@@ -325,6 +326,24 @@ def test_a_cache_that_others_have_used_is_refused():
         first = fast.generate(**dict(call))
     with mmaccel.accelerate(model, vlm.VidCom2()) as other, pytest.raises(PromptError, match="another session"):
         second_turn(other, first, call, past_key_values=first.past_key_values)
+
+
+def test_a_cache_of_a_first_call_that_broke_off_is_refused_unless_nothing_is_in_it():
+    model, arguments = visual_examples.onevision()
+
+    def stop(*_, **__):
+        raise KeyError
+
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+        expected = fast.generate(**arguments(1))
+        before, midway = (DynamicCache(config=model.config.get_text_config()) for _ in range(2))
+        with pytest.raises(KeyError):
+            fast.generate(**arguments(1), past_key_values=before, streamer=SimpleNamespace(put=stop, end=stop))
+        assert torch.equal(fast.generate(**arguments(1), past_key_values=before), expected)
+        with pytest.raises(KeyError):
+            fast.generate(**arguments(1), past_key_values=midway, stopping_criteria=[stop])
+        with pytest.raises(PromptError, match="did not end, .*: start again"):
+            fast.generate(**arguments(1), past_key_values=midway)
 
 
 def test_max_length_below_the_prompt_is_refused_as_by_transformers():

@@ -171,6 +171,8 @@ class VisualAdapter(DecoderAdapter):
             return None
         self._warn(method, prompt, run)
         replace(kwargs, prompt, self.target, self.pixel_arguments, self.inputs(prompt))
+        if cache is not None and turn is None:
+            remember(cache, self, None)  # until the call has ended well
         self.cuts = cuts = before or self._new_cuts(method, prompt, run, kwargs)
         run.watch = None if cuts is None else cuts.watch
         if before is not None and prompt.total:
@@ -210,9 +212,10 @@ class VisualAdapter(DecoderAdapter):
         report.plain_keys = plain_keys(self.text_config, prompt, result, copies(self.target, kwargs))
         is_tensor = isinstance(result, torch.Tensor)
         sequences = result if is_tensor else result.sequences
-        for key in (cache, None if is_tensor else getattr(result, "past_key_values", None)):
-            if key is not None and len(sequences) == len(prompt.input_ids):
-                remember(key, self, prompt.continued(sequences), cuts)
+        content = prompt.continued(sequences) if len(sequences) == len(prompt.input_ids) else None
+        for held in (cache, None if is_tensor else getattr(result, "past_key_values", None)):
+            if held is not None:
+                remember(held, self, content, cuts)
         restored = prompt.restored(sequences)
         if is_tensor:
             return restored

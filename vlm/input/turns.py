@@ -23,7 +23,7 @@ class Turn:
     session
         The adapter of the session that made it, if there still is one.
     prompt
-        The prompt and the answer.
+        The prompt and the answer; None where they are unknown: the call has not ended, or gave several answers.
     cuts
         The tokens dropped from it inside the decoder.
     length
@@ -31,18 +31,18 @@ class Turn:
     """
 
     session: weakref.ref[Any]
-    prompt: Prompt
+    prompt: Prompt | None
     cuts: Cuts | None
     length: int
 
 
-def remember(cache: Any, adapter: Any, prompt: Prompt, cuts: Cuts | None) -> None:
+def remember(cache: Any, adapter: Any, prompt: Prompt | None, cuts: Cuts | None = None) -> None:
     """Attach its content to a cache."""
     setattr(cache, ATTRIBUTE, Turn(weakref.ref(adapter), prompt, cuts, cache.get_seq_length()))
 
 
 def recalled(cache: Any, adapter: Any) -> Turn | None:
-    """The content of a cache; None if no session has shortened it.
+    """The content of a cache; None if it has none, or no session has shortened it.
 
     Raises
     ------
@@ -50,12 +50,17 @@ def recalled(cache: Any, adapter: Any) -> Turn | None:
         If it is from another session or was used elsewhere since, so that its tokens are unknown.
     """
     turn: Turn | None = getattr(cache, ATTRIBUTE, None)
-    if turn is None:
+    if turn is None or not cache.get_seq_length():
         return None
     if turn.session() is not adapter:
         raise PromptError(
             "past_key_values holds a prompt that another session has shortened: go on with that session, or start"
             " again without past_key_values"
+        )
+    if turn.prompt is None:
+        raise PromptError(
+            "past_key_values holds a prompt that was shortened by a call which did not end, or gave several answers:"
+            " start again without past_key_values"
         )
     if cache.get_seq_length() != turn.length:
         raise PromptError(
