@@ -10,7 +10,8 @@ import mmaccel
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import TCA, SparsePrefill, examples
-from mmaccel.vlm.encoders.condensing import condense, merge, ranks
+from mmaccel.vlm.encoders import tca
+from mmaccel.vlm.encoders.condensing import Condensing, condense, merge, ranks
 from mmaccel.vlm.encoders.reservoir import Reservoir
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -190,6 +191,21 @@ def test_texts_that_were_encoded_before_are_the_classes(clip):
         assert fast.memory["vlm.TCA"].counts == found, "as a whole call decides"
         fast(**arguments(2, texts=5))
         assert len(fast.memory["vlm.TCA"].counts) == 5 and len(fast.memory["vlm.TCA"]) == 2, "other texts begin anew"
+
+
+def test_class_tokens_are_let_go_after_a_call_and_patches_before(clip, monkeypatch):
+    model, arguments = clip
+    made, hidden = [], torch.randn(2, 50, 8)
+    monkeypatch.setattr(tca, "Condensing", lambda *given: made.append(Condensing(*given)) or made[-1])
+    with mmaccel.accelerate(model, TCA(keep=0.4)) as fast:
+        for call in (fast, lambda pixel_values, **_: fast.get_image_features(pixel_values)):
+            call(**arguments(2))
+            assert fast.report.details["reservoir"] and made[0].seen == []
+    condensing = Condensing([], {})
+    for reservoir, sizes in ((Reservoir(1), [2 * 8 * 4]), (None, [])):
+        condensing.begin(reservoir)
+        condensing._after(1, None, (), {}, hidden)
+        assert [token.untyped_storage().nbytes() for token in condensing.seen] == sizes
 
 
 def test_a_call_that_breaks_off_teaches_nothing(clip):

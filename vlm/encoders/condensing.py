@@ -22,7 +22,7 @@ class Condensing:
     Attributes
     ----------
     seen : list of `[B, D]`
-        The class token after each layer.
+        The class token after each layer, where there is a reservoir.
     patches : list of int
         Patch tokens that went into each layer.
     """
@@ -70,7 +70,8 @@ class Condensing:
 
     def _after(self, number: int, module: Any, args: Any, kwargs: Any, hidden: torch.Tensor) -> Any:
         """After a layer: note its class token, and keep fewer patches where it is one of those."""
-        self.seen.append(hidden[:, 0])
+        if self.reservoir is not None:
+            self.seen.append(hidden[:, 0].detach().clone())  # a view would keep the patches as well
         if number not in self.counts:
             return None
         end = hidden.shape[1] - self.anchored

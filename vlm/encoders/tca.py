@@ -65,7 +65,8 @@ class TCA(Method[Session[ImageTextAdapter]]):
     Notes
     -----
     Lossy, and what a picture gets depends on those before it. Classes are the texts of the call, or those last given
-    to `get_text_features`; other texts begin a new reservoir. Logits are corrected where the model makes them, which
+    to `get_text_features`; other texts begin a new reservoir, though the pictures of their first call, which come
+    before them, still get anchors of the old one. Logits are corrected where the model makes them, which
     `get_image_features` does not. A tower without texts is condensed without a reservoir. Pictures of one call get
     anchors of earlier calls, and vote for each other. The reference code cuts between attention and MLP, here tokens go
     after a layer; it ranks by the mean attention where its paper ranks within each head, keeps one more token for what
@@ -184,6 +185,8 @@ class Adaptation:
                     target: Any = self.adapter.target
                     unit = normalize(target.visual_projection(self.pooled), dim=-1)
                     self._learn(reservoir, target.logit_scale.exp() * unit @ reservoir.texts.to(unit).T)
+            if not self.within:
+                self.condensing.begin(None)
         return output
 
     def _compare(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -198,6 +201,7 @@ class Adaptation:
                     self._correct(reservoir, output)
         finally:
             self.within = False
+            self.condensing.begin(None)
         return output if (self.adapter.target.config.return_dict if whole is None else whole) else output.to_tuple()
 
     def _tokens(self) -> torch.Tensor:
