@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    ExponentialDecayLengthPenalty,
+    ForcedEOSTokenLogitsProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SuppressTokensAtBeginLogitsProcessor,
+)
 
 import mmaccel
 from mmaccel import vlm
@@ -10,6 +21,7 @@ from mmaccel.errors import PromptError
 from mmaccel.vlm import visual_examples
 
 METHODS = (vlm.VidCom2(), vlm.FastV(keep=0.3))
+END = 9
 BATCHES = pytest.mark.parametrize(("batch", "more"), ((1, {}), (2, {}), (2, {"num_beams": 2})), ids=str)
 
 
@@ -88,6 +100,44 @@ def test_parts_of_transformers_stay_what_they_are(qwen):
             torch.manual_seed(0)
             runs.append(fast.generate(**given, **more))
     assert torch.equal(*runs)
+
+
+class Ending(LogitsProcessor):
+    """Says of a text's end alone how good it is."""
+
+    def __init__(self, score):
+        self.score = score
+
+    def __call__(self, ids, scores):
+        told = torch.zeros_like(scores)
+        told[:, END] = self.score
+        return told
+
+
+@pytest.mark.parametrize(
+    ("of_length", "score", "new"),
+    (
+        (lambda length: MinLengthLogitsProcessor(length + 3, END), 1.0, 4),
+        (lambda length: MinNewTokensLengthLogitsProcessor(length, 3, END), 1.0, 4),
+        (lambda length: SuppressTokensAtBeginLogitsProcessor([END], length), 1.0, 2),
+        (lambda length: ForcedEOSTokenLogitsProcessor(length + 4, END), -1.0, 4),
+        (lambda length: ExponentialDecayLengthPenalty((1, 1e6), END, length), -1.0, 3),
+        (lambda length: MaxLengthCriteria(length + 3), -1.0, 3),
+    ),
+)
+def test_parts_of_transformers_that_count_tokens_count_the_whole_prompt(qwen, of_length, score, new):
+    model, arguments = qwen
+    given = arguments(max_new_tokens=6, eos_token_id=END)
+    length = given["input_ids"].shape[1]
+    part, processors = of_length(length), [Ending(score)]
+    criteria = [part] if isinstance(part, MaxLengthCriteria) else []
+    more = {
+        "logits_processor": LogitsProcessorList(processors if criteria else [*processors, part]),
+        "stopping_criteria": StoppingCriteriaList(criteria),
+    }
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        assert fast.generate(**given, **more).shape[1] == length + new
+    assert model.generate(**given, **more).shape[1] == length + new, "the part itself stays as it was"
 
 
 def test_ids_without_a_batch_are_refused(qwen):

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    ExponentialDecayLengthPenalty,
+    ForcedEOSTokenLogitsProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SuppressTokensAtBeginLogitsProcessor,
+)
 
 from .prompt import Prompt
 
-OWN = "transformers."  # modules whose parts stay as they are: `generate` looks for their types
+OWN = "transformers."  # modules whose parts keep their types, for which `generate` looks
+# Those of them that count tokens from the beginning of the prompt, and where they keep the number.
+LENGTHS: dict[type, str] = {
+    ExponentialDecayLengthPenalty: "regulation_start",
+    ForcedEOSTokenLogitsProcessor: "max_length",
+    MaxLengthCriteria: "max_length",
+    MinLengthLogitsProcessor: "min_length",
+    MinNewTokensLengthLogitsProcessor: "prompt_length_to_skip",
+    SuppressTokensAtBeginLogitsProcessor: "begin_index",
+}
 
 
 def restore(kwargs: dict[str, Any], prompt: Prompt) -> None:
@@ -22,10 +43,20 @@ def restore(kwargs: dict[str, Any], prompt: Prompt) -> None:
         ("logits_processor", LogitsProcessorList, WholeProcessor),
     ):
         if kwargs.get(name):
-            parts = [part if type(part).__module__.startswith(OWN) else whole(part, prompt) for part in kwargs[name]]
-            kwargs[name] = kind(parts)
+            kwargs[name] = kind([_restored(part, whole, prompt) for part in kwargs[name]])
     if kwargs.get("prefix_allowed_tokens_fn") is not None:
         kwargs["prefix_allowed_tokens_fn"] = _constraint(kwargs["prefix_allowed_tokens_fn"], prompt)
+
+
+def _restored(part: Any, whole: Callable[..., Any], prompt: Prompt) -> Any:
+    """A criterion or processor for which the shortened prompt is as long as the whole one."""
+    if not type(part).__module__.startswith(OWN):
+        return whole(part, prompt)
+    if type(part) not in LENGTHS:
+        return part
+    moved, name = copy.copy(part), LENGTHS[type(part)]
+    setattr(moved, name, getattr(part, name) + prompt.input_ids.shape[1] - prompt.full_ids.shape[1])
+    return moved
 
 
 class WholeStream:
