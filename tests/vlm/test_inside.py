@@ -393,13 +393,17 @@ def test_kept_patches_are_drawn_where_they_are(tmp_path):
     for given in (5, 0):
         with pytest.raises(SettingError, match=f"{given} frames for 6"):
             kept.picture(frames[:given])
+    with pytest.raises(SettingError, match="7 frames for 6"):
+        kept.picture([*frames, frames[0]])
 
 
-def test_a_picture_shows_the_first_of_the_frames_that_were_taken_for_one():
+@pytest.mark.parametrize("count", (4, 3))
+def test_a_picture_shows_the_first_of_the_frames_that_were_taken_for_one(count):
+    """Processors repeat the last frame where there is an odd number of them."""
     sizes = torch.tensor([[[1.0, 0.0], [3.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
     colours = ((200, 0, 0), (0, 200, 0), (0, 0, 200), (0, 200, 0))
     frames = [np.full((8, 8, 3), colour, np.uint8) for colour in colours]
-    picture = np.asarray(vlm.Kept(sizes).picture(frames)).astype(int)
+    picture = np.asarray(vlm.Kept(sizes).picture(frames[:count])).astype(int)
     left, right = np.array_split(picture, 2, 1)
     assert (left[200, 200] == colours[0]).all() and (right[200, 200] == colours[2]).all()
     orange = (picture == (255, 140, 0)).all(-1)

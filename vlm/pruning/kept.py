@@ -45,19 +45,19 @@ class Kept:
         Parameters
         ----------
         frames
-            Pictures or uint8 arrays `[H, W, 3]`, one for each frame of :attr:`sizes`, or a whole number of them
-            where a model takes several frames for one.
+            Pictures or uint8 arrays `[H, W, 3]`, one for each frame of :attr:`sizes`, or several where a model takes
+            so many for one; for the last one there may be fewer.
 
         Raises
         ------
         SettingError
             If the number of frames does not fit.
         """
-        if not len(frames) or len(frames) % len(self.sizes):
+        step = -(-len(frames) // len(self.sizes))
+        if not step or -(-len(frames) // step) != len(self.sizes):
             raise SettingError(
                 f"{len(frames)} frames for {len(self.sizes)} of tokens: give the frames that the model was given"
             )
-        step = len(frames) // len(self.sizes)
         shown = [_marked(frame, sizes) for frame, sizes in zip(frames[::step], self.sizes, strict=True)]
         return sheet([headed(f, f"frame {n * step}") for n, f in enumerate(shown)], min(len(shown), FRAMES_A_ROW))
 
