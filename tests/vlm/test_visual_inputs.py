@@ -469,6 +469,15 @@ def test_a_tower_without_attention_cannot_rank_tokens(monkeypatch):
         fast.generate(**arguments(1))
 
 
+def test_a_tower_in_eager_is_refused_at_plan_by_what_ranks_tokens():
+    model, _ = visual_examples.onevision()
+    model.model.vision_tower.set_attn_implementation("eager")
+    for method in BY_ATTENTION:
+        with pytest.raises(UnsupportedTargetError, match="tower, which has attn_implementation='eager': load the model"):
+            mmaccel.plan(model, method)
+    mmaccel.plan(model, vlm.VidCom2())
+
+
 def test_additional_features_come_before_the_first_cut():
     """Two layers of this model receive them."""
     model, _ = visual_examples.qwen3_vl()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmaccel import private
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import intercept_attention
 
 AT_ONCE = 1 << 26  # attention scores to compute at once, which bounds the memory that they take
@@ -101,6 +102,15 @@ def attention_layers(tower: torch.nn.Module) -> list[torch.nn.Module]:
         and private.uses_attention_interface(module)
         and not isinstance(module, torch.nn.ModuleList)
     ]
+
+
+def require_readable(tower: torch.nn.Module, reader: str) -> None:
+    """Raise if :func:`probed` cannot watch the layers of a tower: eager attention is not in transformers' table."""
+    if any(private.attention_name(module.config) == "eager" for module in attention_layers(tower)):
+        raise UnsupportedTargetError(
+            f"{reader} ranks tokens by the attention in the vision tower, which has attn_implementation='eager':"
+            " load the model with attn_implementation='sdpa'"
+        )
 
 
 def blocks(tower: torch.nn.Module) -> list[torch.nn.Module]:

@@ -31,7 +31,7 @@ from ..pruning.compressor import Compressor
 from ..pruning.frame_merging import merging
 from ..pruning.inner import Cuts, install, why_uncut
 from ..pruning.row import Cut
-from .tower import Probe, attention_layers, blocks, layer_of, probed
+from .tower import Probe, attention_layers, blocks, layer_of, probed, require_readable
 
 KINDS = ("image", "video")
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -137,6 +137,8 @@ class VisualAdapter(DecoderAdapter):
 
     def check(self, method: Any) -> None:
         super().check(method)
+        if isinstance(method, Compressor) and (method.needs_attention or method.needs_key):
+            require_readable(self.tower, method.name)
         for layer in self._cuts(method):
             if not self.first_cut <= layer < self.depth:
                 raise SettingError(
