@@ -252,6 +252,10 @@ def test_what_does_not_fit_is_refused(llama):
     moving = LlamaForCausalLM(LlamaConfig(**{**examples.TEXT, "rope_parameters": turned}))
     with pytest.raises(UnsupportedTargetError, match="keys by the length of the whole prompt .rope_type 'dynamic'"):
         mmaccel.plan(moving, StoredContext())
+    prefixed = LlamaForCausalLM(LlamaConfig(**examples.TEXT))
+    prefixed.config.prefix_lm = True  # as that of HrmTextForCausalLM
+    with pytest.raises(UnsupportedTargetError, match="tokens of a prompt see later ones .prefix_lm."):
+        mmaccel.plan(prefixed, StoredContext())
     for bad in ({"gigabytes": -1}, {"least": 0}, {"folder": 3}):
         with pytest.raises(SettingError, match=next(iter(bad))):
             StoredContext(**bad)

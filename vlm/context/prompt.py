@@ -29,6 +29,8 @@ OTHERS = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits
 
 def why_unstorable(text_config: Any, name: str) -> str | None:
     """Why a model's caches cannot be cut to a part of the prompt; None if they can."""
+    if getattr(text_config, "prefix_lm", False):
+        return f"{name} lets the tokens of a prompt see later ones (prefix_lm)"
     moving = sorted(_rotary_kinds(text_config) & {*MOVING})
     if moving:
         return f"{name} turns its keys by the length of the whole prompt (rope_type {moving[0]!r})"
