@@ -11,6 +11,7 @@ from mmaccel.errors import PromptError, SettingError
 from mmaccel.kernels.policies import Span
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.input.spans import spans
+from mmaccel.vlm.input.visual import Visual
 from mmaccel.vlm.pruning.compressed import chosen
 from mmaccel.vlm.pruning.compressor import Compressor
 
@@ -120,6 +121,20 @@ def test_decoding_with_a_cache_is_a_full_forward_over_the_pruned_sequence(family
         inputs["input_ids"] = ids
     out = model(**inputs, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
     assert torch.equal(out.logits[0, prompt.input_ids.shape[1] - 1 : -1].argmax(-1), new[0])
+
+
+def test_what_a_tower_makes_comes_to_the_device_of_the_prompt(monkeypatch):
+    part, elsewhere = torch.ones(4, 2), torch.device("meta")
+    visual = Visual(part, (2, 1, 2), part[:, 0] > 0, part, part, part[:, 0].long(), (part, part)).to(elsewhere)
+    told = (visual.features, visual.shows, visual.scores, visual.key, visual.present, *visual.extra)
+    assert all(each.is_meta for each in told) and len(told) == 7 and visual.grid == (2, 1, 2)
+    assert Visual.of_frames(part, (2, 1, 2)).to(elsewhere).scores is None
+    model, arguments = build("qwen3_vl")
+    moved = []
+    monkeypatch.setattr(Visual, "to", lambda visual, device: moved.append(device) or visual)
+    with mmaccel.accelerate(model, Every(step=3)) as fast:
+        fast.generate(**arguments(2))
+    assert moved == [model.device] * 2
 
 
 @pytest.mark.parametrize("batch", (1, 3))

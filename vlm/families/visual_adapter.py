@@ -235,7 +235,8 @@ class VisualAdapter(DecoderAdapter):
         if not kinds and before is None:
             return None
         seen = 0 if before is None else before.full_ids.shape[1]
-        found = {kind: self.encode(kind, method, kwargs, seen) for kind in kinds}
+        device = kwargs["input_ids"].device  # a tower may have one of its own
+        found = {kind: [visual.to(device) for visual in self.encode(kind, method, kwargs, seen)] for kind in kinds}
         names = {kind: self.token_id(kind) for kind in KINDS}
         return shortened(method, found, names, kwargs, self.positions, self.pad_token, before)
 
@@ -260,12 +261,11 @@ class VisualAdapter(DecoderAdapter):
             merging(method, layers, clips, last, kwargs[PIXELS[kind]].device) as merged,
         ):
             output = encoder(**arguments, return_dict=True)
-        if merged is None:
-            return self.visuals(kind, output, kwargs, probe, seen)
-        if probe is not None:
+        if merged is not None and probe is not None:
             probe.received, probe.keys = merged.restore(probe.received), merged.restore(probe.keys)
         found = self.visuals(kind, output, kwargs, probe, seen)
-        merged.mark(found)
+        if merged is not None:
+            merged.mark(found)
         return found
 
     def clips(self, kind: str, kwargs: dict[str, Any], seen: int = 0) -> list[tuple[int, int]]:

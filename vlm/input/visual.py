@@ -46,6 +46,14 @@ class Visual:
         shows[len(features) - ends :] = False
         return cls(features, grid, shows)
 
+    def to(self, device: torch.device) -> Visual:
+        """The same on another device, such as that of a prompt."""
+        scores, key, present = (
+            None if part is None else part.to(device) for part in (self.scores, self.key, self.present)
+        )
+        extra = tuple(part.to(device) for part in self.extra)
+        return Visual(self.features.to(device), self.grid, self.shows.to(device), scores, key, present, extra)
+
     @property
     def frames(self) -> torch.Tensor:
         """The tokens that show something, `[F, N, D]`, of the frames that are present."""
