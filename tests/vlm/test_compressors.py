@@ -35,7 +35,7 @@ def video(seed, frames, length, kind="random", width=8, dtype=torch.float32):
 
 
 def run(method, x, scores, key):
-    return method.compress(x, scores, (1, x.shape[1]), key if method.needs_key else None)
+    return method.compress(x, scores, key if method.needs_key else None)
 
 
 def check(method, x, scores, key):
@@ -291,7 +291,7 @@ def test_vision_zip(seed, with_key):
             sizes.append(1 + len(joined))
             extra = mean(joined) if joined else [0] * 8
             tokens.append([a + b for a, b in zip(rows[frame][i], extra, strict=True)])
-    kept = VisionZip(keep=None, tokens=20).compress(x, scores, None, key if with_key else None)
+    kept = VisionZip(keep=None, tokens=20).compress(x, scores, key if with_key else None)
     assert kept.anchor_index.tolist() == index and kept.size.tolist() == sizes and sum(sizes) == 60
     close(kept.tokens, tokens)
 

@@ -29,9 +29,9 @@ class Every(Compressor):
 
     needs_attention, needs_key = True, True
 
-    def compress(self, features, scores=None, grid=None, key=None):
+    def compress(self, features, scores=None, key=None):
         frames, cells = features.shape[:2]
-        assert scores.shape == (frames, cells) and key.shape[:2] == (frames, cells) and grid[0] * grid[1] == cells
+        assert scores.shape == (frames, cells) and key.shape[:2] == (frames, cells)
         assert scores.sum(1).allclose(scores.sum(1)[:1], rtol=0.5), "frames share out the same attention"
         return chosen(features, torch.arange(0, frames * cells, self.step))
 

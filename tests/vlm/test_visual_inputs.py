@@ -32,7 +32,7 @@ class Some(Compressor):
     step: int = 3
     needs_attention, needs_key = True, True
 
-    def compress(self, features, scores=None, grid=None, key=None):
+    def compress(self, features, scores=None, key=None):
         frames, cells = features.shape[:2]
         assert scores.shape == (frames, cells) and key.shape[:2] == (frames, cells)
         return chosen(features, torch.arange(0, frames * cells, self.step))

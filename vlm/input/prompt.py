@@ -203,10 +203,10 @@ class _Left:
         self.first = first
 
     def add(self, kind: str, row: int, columns: torch.Tensor, visual: Visual, method: Compressor) -> None:
-        frames, rows, width = visual.grid
+        frames = visual.grid[0]
         if visual.present is not None:  # the budget is that of the whole video
             method = replace(method, keep=None, tokens=method.count(frames * visual.cells))
-        left = method.compress(visual.frames, visual.scores, (rows, width), visual.key)
+        left = method.compress(visual.frames, visual.scores, visual.key)
         short, order = visual.shortened(left)
         sizes = torch.zeros(len(columns), device=columns.device)
         sizes[order[short.shows]] = left.size.float()

@@ -60,11 +60,7 @@ class Compressor(DecoderMethod):
         return self.keep == 1.0
 
     def compress(
-        self,
-        features: torch.Tensor,
-        scores: torch.Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        key: torch.Tensor | None = None,
+        self, features: torch.Tensor, scores: torch.Tensor | None = None, key: torch.Tensor | None = None
     ) -> Compressed:
         """Shorten one video.
 
@@ -75,8 +71,6 @@ class Compressor(DecoderMethod):
         scores : `[F, N]`
             Attention that each token receives in the vision tower, mean over heads and queries; methods with
             `needs_attention` only.
-        grid
-            Rows and columns of a frame, ``rows * columns == N``; None takes a square.
         key : `[F, N, E]`
             Keys of the vision tower's last layer, pooled the same way; methods with `needs_key` only.
 
