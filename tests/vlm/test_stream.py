@@ -622,6 +622,8 @@ def test_settings_of_generate_are_the_users(parts):
             stream.ask("what moves up?", **given)
             assert len(counted) == count
         hook.remove()
+        with pytest.raises(ValueError, match="max_new_tokens"):
+            stream.ask("what moves up?", max_new_tokens=0)
         with pytest.raises(SettingError, match="return_dict_in_generate=True: ask returns the text"):
             stream.ask("what moves up?", generation_config=GenerationConfig(return_dict_in_generate=True))
         with pytest.raises(PromptError, match="question=.'a', 'b'.: ask one question"):

@@ -221,8 +221,10 @@ class VideoStream:
         ids, embeds = self._prompt(question)
         self._read()
         bounded = config is not None and (config.max_new_tokens or config.max_length)
-        length = max_new_tokens or (None if bounded else LONGEST)
-        more = {**({} if config else {"do_sample": False}), **({"max_new_tokens": length} if length else {}), **more}
+        if max_new_tokens is None and not bounded:
+            max_new_tokens = LONGEST
+        length = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+        more = {**({} if config else {"do_sample": False}), **length, **more}
         mask, cache = torch.ones_like(ids), self._cache.read()
         if len(self._cache):
             cache.batch_repeat_interleave(copies(self.model, more))
