@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any
 
@@ -24,7 +23,6 @@ REPEATABLE = (
 )
 
 
-@functools.cache
 def step_names(cls: Any) -> tuple[str, ...]:
     """Names of what a sampler's `step` is given, in order: of the nearest class that names all that it goes by.
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-
 # Names of the usual cache: checkpoints of Gemma say "hybrid", which `generate` takes back itself.
 USUAL_CACHE = ("dynamic", "hybrid")
 

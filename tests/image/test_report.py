@@ -255,7 +255,7 @@ def test_passes_are_timed_whole(monkeypatch):
         now[0] += tokens.shape[1]
         return forward(self, tokens, *args, **more)
 
-    monkeypatch.setattr(loop, "_clock", lambda device: lambda: now[0])
+    monkeypatch.setattr(loop, "clock", lambda device: lambda: now[0])
     monkeypatch.setattr(GridDecoder, "forward", slow)
     monkeypatch.setattr(speculative_jacobi, "FixedWidth", Watch)
     model, arguments = examples.janus()

@@ -212,6 +212,7 @@ def test_a_variance_behind_the_velocity_is_none_of_the_sample():
     """As in DeepFloyd IF, whose sampler leaves it out; in skipped steps the model's last output is given again."""
     sampler, schedule, x = Euler(), refresh(STEPS, 0.5), START
     run = StepAllocation(sampler.levels, schedule, sampler=sampler)
+    output = None
     for k, level in enumerate(sampler.levels[:-1]):
         output = torch.cat([field(x, level), START], -1) if run.begin(k) else output
         x = run.step(lambda output, x, k=k: sampler.step(output[..., :3], k, x), output, x)

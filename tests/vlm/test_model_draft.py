@@ -94,7 +94,7 @@ def test_what_the_cache_holds_is_not_read_again(llama):
 
 
 def test_an_assistant_may_keep_windows():
-    """Of 16 tokens, in texts of more; guesses are taken back, and what they pushed out of the windows is there again."""
+    """Of 16 tokens, in texts of more: with guesses that are taken back comes what they pushed out of the windows."""
     model = mistral()
     helper = Assistant(model, AssistantCost(PassCost(9, always=True)))
     text = list(range(5, 45))

@@ -195,7 +195,8 @@ class _Stepper(CacheStepper):
         return output
 
     def held(self) -> list[Any]:
-        return [*super().held(), self.noise, *(state.ahead.outputs for state in self.cache.states.values())]
+        noise = [] if self.noise is None else [self.noise]
+        return [*super().held(), *noise, *(state.ahead.outputs for state in self.cache.states.values())]
 
     def finish(self) -> None:
         super().finish()
