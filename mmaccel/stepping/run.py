@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 
 @dataclass(frozen=True)
 class FrameRun:
@@ -46,6 +48,8 @@ class SamplerRun:
         The runs of the frames, where each has a sampler of its own; empty (default) where one steps them all.
     frame
         Index of the frame that steps now, of those `frames`.
+    began
+        The sample that the run began with, where a method keeps it.
     """
 
     steps: int
@@ -55,6 +59,7 @@ class SamplerRun:
     expert: int = 0
     frames: list[FrameRun] = field(default_factory=list)
     frame: int = 0
+    began: torch.Tensor | None = None
 
     @property
     def moving(self) -> list[int]:

@@ -21,6 +21,7 @@ from .encoder_decoder import EncoderDecoderAdapter
 CONTEXT_FRAMES = 200  # 2 s of silence behind the speech; with half of it texts break off or loop
 SHORTEST_FRAMES = 800  # 8 s; with 4 s single phrases of a second, such as "No matter.", are said again and again
 TASKS = ("transcribe", "translate")
+MULTILINGUAL_TOKENS_PER_SECOND = 40.0  # a guard against loops that no language comes near
 FRAME_SAMPLES = 160  # of the log-mel spectrogram, 10 ms
 
 
@@ -82,6 +83,11 @@ class WhisperAdapter(EncoderDecoderAdapter):
         if language:
             self.language = code or None
         self.task, self.hint = task, prompt.strip()
+
+    @property
+    def tokens_per_second(self) -> float:  # type: ignore[override]
+        """Those of English; of a multilingual model those of Thai or Telugu, whose letters are several tokens each."""
+        return MULTILINGUAL_TOKENS_PER_SECOND if self._is_multilingual else EncoderDecoderAdapter.tokens_per_second
 
     @property
     def _is_multilingual(self) -> bool:
@@ -185,12 +191,8 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return str(best.strip("<|>"))
 
     def limit(self, seconds: float) -> int:
-        """What the decoder has positions for behind the longest text before; less where the model knows English only.
-
-        Other languages, such as Hindi or Thai, take several times as many tokens.
-        """
-        room = int(self.target.config.max_target_positions // 2 - 4)
-        return room if self._is_multilingual else min(super().limit(seconds), room)
+        """As for all models, and no more than the decoder has positions for behind the longest text before."""
+        return min(super().limit(seconds), self.target.config.max_target_positions // 2 - 4)
 
     def timestamp(self, token: int) -> float | None:
         """Seconds that a token of a time stands for, None of any other.

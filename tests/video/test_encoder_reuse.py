@@ -130,6 +130,26 @@ def test_prior_noise_is_that_of_the_beginning(scheduler):
         assert not fast.report.warnings
 
 
+def test_prior_noise_outlives_guidance_and_needs_no_reuse():
+    def unguided(pipe, step, _, given):
+        if step == 2:
+            pipe._guidance_scale = 0
+            given["prompt_embeds"] = given["prompt_embeds"][-1:]
+        return given
+
+    pipe, arguments = examples.unet_pipeline()
+    call = {**arguments(), "callback_on_step_end": unguided, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
+    found = []
+    for share in (0.0, 0.01):
+        with mmaccel.accelerate(pipe, video.EncoderReuse(prior_noise=share)) as fast:
+            found.append(fast(**call)[0])
+            assert not any("prior_noise" in warning for warning in fast.report.warnings)
+    assert not torch.allclose(*found, atol=1e-3)
+    with mmaccel.accelerate(pipe, video.EncoderReuse(keys=None, prior_noise=0.01)) as fast:
+        fast(**arguments())
+        assert fast.report.engaged and not fast.report.exact and not fast.report.warnings
+
+
 def test_memory_is_the_features_of_the_encoder():
     pipe, arguments = examples.unet_pipeline()
     sizes = []

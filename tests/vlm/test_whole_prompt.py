@@ -10,6 +10,7 @@ from transformers import (
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
     SuppressTokensAtBeginLogitsProcessor,
@@ -138,6 +139,23 @@ def test_parts_of_transformers_that_count_tokens_count_the_whole_prompt(qwen, of
     with mmaccel.accelerate(model, METHODS[0]) as fast:
         assert fast.generate(**given, **more).shape[1] == length + new
     assert model.generate(**given, **more).shape[1] == length + new, "the part itself stays as it was"
+
+
+def test_repetitions_are_penalized_from_the_end_of_the_whole_prompt(qwen):
+    """As by a part of a user's own, which is shown the whole prompt."""
+
+    class Own(RepetitionPenaltyLogitsProcessor):
+        pass
+
+    model, arguments = qwen
+    given = arguments(max_new_tokens=6)
+    length = given["input_ids"].shape[1]
+    texts = []
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        for kind in (Own, RepetitionPenaltyLogitsProcessor):
+            part = kind(1e3, prompt_ignore_length=length)
+            texts.append(fast.generate(**given, logits_processor=LogitsProcessorList([part]))[0, length:].tolist())
+    assert texts[0] == texts[1] and len({*texts[0]}) == len(texts[0]), "no token comes twice"
 
 
 def test_ids_without_a_batch_are_refused(qwen):

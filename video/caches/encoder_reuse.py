@@ -51,7 +51,7 @@ class EncoderReuse(StepCache):
     ----------
     keys
         Steps that run the encoder, of a run of 50 steps; stretched to the steps of other runs. None runs it in every
-        step, which is exact. Default (0, 1, 2, 3, 5, 10, 15, 25, 35), as in the paper.
+        step, which is exact without `prior_noise`. Default (0, 1, 2, 3, 5, 10, 15, 25, 35), as in the paper.
     warmup, cooldown
         First and last steps that always run it; default 1, at least 1, and 0.
     parallel
@@ -135,7 +135,6 @@ class _Stepper(CacheStepper):
         super().__init__(session, run, method)
         self.copies = 0  # of the kept features that a pass takes; 0 where the encoder runs
         self.singly = False  # whether a call was made for one step only that was to be made for several
-        self.noise: torch.Tensor | None = None  # that the run began with, of which a share is added
         adapter: DiffusionTransformerAdapter = session.adapter
         for unet in [] if method.exact else adapter.denoisers():
             for index, part in enumerate(_encoder(unet)):
@@ -179,10 +178,13 @@ class _Stepper(CacheStepper):
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
         result, run, share = make(output, sample), self.run, self.method.prior_noise
         if share and run.step == 0:
-            self.noise = sample / getattr(self.session.target.scheduler, "init_noise_sigma", 1.0)
-        following = run.step + 1
-        if self.noise is not None and following < run.steps and run.levels[following] < HALF:
-            next(tensors(result)).add_(self.noise, alpha=share)
+            run.began = sample / getattr(self.session.target.scheduler, "init_noise_sigma", 1.0)
+        began, following = run.began, run.step + 1
+        if began is None or began.shape != sample.shape or following == run.steps:
+            return result
+        if run.levels[following] < HALF:
+            next(tensors(result)).add_(began, alpha=share)
+            self.report.engaged = True  # also where the encoder runs in every step
         return result
 
     def part(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -195,14 +197,14 @@ class _Stepper(CacheStepper):
         return output
 
     def held(self) -> list[Any]:
-        noise = [] if self.noise is None else [self.noise]
+        noise = [] if self.run.began is None else [self.run.began]
         return [*super().held(), *noise, *(state.ahead.outputs for state in self.cache.states.values())]
 
     def finish(self) -> None:
         super().finish()
         if self.singly:
             self.warn("decoders ran one by one: this call adds to the features in each step, or has times of its own")
-        if self.method.prior_noise and self.noise is None:
+        if self.method.prior_noise and self.run.began is None:
             self.warn("no prior_noise was added: this run began with a picture, and not with noise")
 
     def advice(self) -> str:

@@ -137,7 +137,8 @@ class VisualAdapter(DecoderAdapter):
 
     def check(self, method: Any) -> None:
         super().check(method)
-        if isinstance(method, Compressor) and (method.needs_attention or method.needs_key):
+        reads = isinstance(method, Compressor) and not method.is_neutral
+        if reads and (method.needs_attention or method.needs_key):
             require_readable(self.tower, method.name)
         for layer in self._cuts(method):
             if not self.first_cut <= layer < self.depth:

@@ -15,6 +15,7 @@ from transformers import (
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
     SuppressTokensAtBeginLogitsProcessor,
@@ -30,6 +31,7 @@ LENGTHS: dict[type, str] = {
     MaxLengthCriteria: "max_length",
     MinLengthLogitsProcessor: "min_length",
     MinNewTokensLengthLogitsProcessor: "prompt_length_to_skip",
+    RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
     SuppressTokensAtBeginLogitsProcessor: "begin_index",
 }
 
@@ -52,10 +54,12 @@ def _restored(part: Any, whole: Callable[..., Any], prompt: Prompt) -> Any:
     """A criterion or processor for which the shortened prompt is as long as the whole one."""
     if not type(part).__module__.startswith(OWN):
         return whole(part, prompt)
-    if type(part) not in LENGTHS:
+    name = LENGTHS.get(type(part), "")
+    counted = getattr(part, name, None)
+    if counted is None:
         return part
-    moved, name = copy.copy(part), LENGTHS[type(part)]
-    setattr(moved, name, getattr(part, name) + prompt.input_ids.shape[1] - prompt.full_ids.shape[1])
+    moved, length = copy.copy(part), counted + prompt.input_ids.shape[1] - prompt.full_ids.shape[1]
+    setattr(moved, name, length.clamp(min=0) if isinstance(length, torch.Tensor) else max(0, length))
     return moved
 
 
