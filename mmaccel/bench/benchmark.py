@@ -111,7 +111,7 @@ class Benchmark:
     limits: str
     facts: Callable[[list[Row]], dict[str, Any]] = lambda rows: {}
     plot: Callable[[list[Row], Path], Any] | None = None
-    threads: int = 2
+    threads: int = 1
 
     def page(self, result: dict[str, Any], json: str, png: str) -> str:
         """The Markdown page of a result, with links to its raw rows and its plot."""

@@ -14,7 +14,10 @@ from ..method import is_number
 Row = dict[str, Any]
 
 # What tells rows of one method apart beside its settings, where a benchmark has it.
-SETUP = ("table", "batch", "guidance", "budget", "share", "baseline", "audio_seconds")
+SETUP = (
+    "table", "batch", "guidance", "budget", "share", "baseline", "audio_seconds",
+    "steps", "wrong", "mode", "cache", "beside",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

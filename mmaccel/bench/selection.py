@@ -35,9 +35,11 @@ def role_of(row: Row) -> str:
     """What a row is: ``"method"``, ``"simple"``, ``"other"`` (somebody else's) or ``"plain"``."""
     if row["method"] in ("plain", "offline"):
         return "plain"
-    if row.get("kind") == "simple" or row["method"] in ("fewer frames", "fewer steps", "fixed chunks"):
+    if (kind := row.get("kind")) is not None:
+        return {"simple": "simple", "rival": "other"}.get(kind, "method")
+    if row["method"] in ("fewer frames", "fewer steps", "fixed chunks"):
         return "simple"
-    return "other" if row.get("kind") == "rival" or row["method"].startswith("moonshine-voice") else "method"
+    return "other" if row["method"].startswith("moonshine-voice") else "method"
 
 
 def front(section: Section, rows: Group, group: Group) -> Group:

@@ -97,7 +97,7 @@ def _add_common(kind: Any, duration: str) -> None:
     kind.add_argument(
         "--threads",
         type=whole(1, THREADS),
-        help="CPU threads (default 2; 1 for speech, whose figures are measured on one)",
+        help="CPU threads (default 1, as docs/benchmarks are measured; 2 for kernels)",
     )
 
 

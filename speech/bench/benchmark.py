@@ -269,5 +269,5 @@ SECTION = Section(
     picture=page.picture,
 )
 BENCHMARK = Benchmark(
-    "speech", page.TITLE, in_one(rows), SECTION, page.INTRO, page.tables, page.LIMITS, page.facts, page.plot, threads=1
+    "speech", page.TITLE, in_one(rows), SECTION, page.INTRO, page.tables, page.LIMITS, page.facts, page.plot
 )

@@ -138,7 +138,7 @@ def test_what_is_said_of_a_row():
     assert presets.describe({**row, **judged}) == f"2.00x; right answers: 0.5 (plain 0.75) {measured}"
     assert presets.describe({**row, "exact": True}) == f"2.00x; exact {measured}"
     first = presets.describe({**row, "first_token_speedup": 3.0})
-    assert first == f"2.00x end to end; 3.00x to the first token {measured}"
+    assert first == f"2.00x to the first token; 3.00x behind the vision tower {measured}"
     preset = presets.presets_of("image", "janus")["fast"]
     assert str(dataclasses.replace(preset, note="with care")) == f"{presets.describe(preset.row)}; with care"
 

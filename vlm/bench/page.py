@@ -18,7 +18,7 @@ answers. {clips}
 fewest right answers, *of plain* the mean against all tokens'. *keep* is the setting of that name. *tokens* is the share
 of the visual tokens that the language model got, a mean over its layers: where a method drops some of them inside it,
 `keep` says another share, and methods are to be compared by this one. *first token* is the time from the end of the
-vision tower to the first token, compression included; *end to end* has the tower too; both are ratios to the plain
+vision tower to the first token, compression included; *with tower* has the tower too; both are ratios to the plain
 model in one alternation. *every n-th frame* is the plain model on fewer frames. The raw rows are in [{json}]({json}).
 
 ![accuracy against time]({png})
@@ -56,7 +56,7 @@ HEADINGS = (
     "first token",
     "speed-up",
     "tower",
-    "end to end",
+    "with tower",
     "tokens/s",
     "cache",
 )

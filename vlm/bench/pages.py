@@ -197,4 +197,4 @@ SECTION = Section(
     form=".1%",
     worst=lambda row: f"{row['speedup_worst']:.2f}x on one page",
 )
-BENCHMARK = Benchmark("pages", "Drafts for pages", parts, SECTION, INTRO, tables, LIMITS, facts=facts, threads=1)
+BENCHMARK = Benchmark("pages", "Drafts for pages", parts, SECTION, INTRO, tables, LIMITS, facts=facts)

@@ -177,7 +177,8 @@ Measured by `mmaccel bench text` on SmolLM2-135M-Instruct (float32, from the whe
 fitted. Each entry writes every text in one alternation with the plain model; a session keeps what it learned from one
 text to the next, and begins with nothing. Cells are the plain model's time for a {unit} divided by that of the entry,
 the median of a kind of text, and in brackets its passes likewise. What transformers' prompt lookup draws is another
-text of the same distribution, {ends}; drafters of ours draw the plain model's own.
+text of the same distribution, {ends}; drafters of ours draw the plain model's own, but where
+rounding decides (at least {same} of {drawn} texts).
 `TextDraft` is given the source as the prediction where there is one. The raw rows are in [{json}]({json}).
 """
 ENDS = {  # what it means for a ratio that a text ends elsewhere; older rows are timed by the text
@@ -195,10 +196,13 @@ LIMITS = """
 
 
 def facts(rows: list[Row]) -> dict[str, Any]:
-    """How many texts were written."""
+    """How many texts were written, and how many of those that are drawn are the plain model's with each drafter."""
     counts = [len(row["seeds"]) for row in rows if row["mode"] != MODES[2].name]
     unit = rows[0].get("timed_by", "text")
-    return {"new": NEW, "texts": min(counts), "drawn": max(counts), "unit": unit, "ends": ENDS[unit]}
+    found = [row["quality"] for row in rows if row["mode"] == MODES[1].name and row["quality"] is not None]
+    same = round(min(found, default=1.0) * max(counts))
+    told = {"new": NEW, "texts": min(counts), "drawn": max(counts), "same": same}
+    return {**told, "unit": unit, "ends": ENDS[unit]}
 
 
 def tables(rows: list[Row]) -> dict[str, str]:
