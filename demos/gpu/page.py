@@ -59,11 +59,12 @@ def _facts(kinds: dict[str, list[Row]]) -> dict[str, str]:
     sparse = [row for row in kinds["video"] if row["method"] == "video.SparseAttention"]
     tenth = [row for row in sparse if row["settings"]["budget"] == 0.1]
     short = min(kinds["kernels"], key=lambda row: float(row["speedup"]))
+    op = str(short["method"]).removeprefix("kernels.")
     return {
         "half": f"{min(shares):.0%} to {max(shares):.0%}",
         "shapes": ", ".join(map(shape, half)),
         "sparse": ", ".join(f"{row['speedup']:.2f}x on {shape(row)}" for row in tenth),
-        "short": f"{short['method'].removeprefix('kernels.')} in {1e6 * short['wall_seconds']:.0f} µs {short['speedup']:.2f}x",
+        "short": f"{op} in {1e6 * short['wall_seconds']:.0f} µs {short['speedup']:.2f}x",
     }
 
 

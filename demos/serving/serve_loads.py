@@ -247,7 +247,8 @@ def page(result: dict[str, Any]) -> str:
         f" else asked{kind.within}; {same} of {of} of those were the same for both servers. At the end"
         f" {end['asked']} clients asked at once: {end['refused']} were answered 503{soon}; the others left after"
         f" {LEAVE:.0f} s, and the next one was answered after {end['after_they_left']:.1f} s. Other work may have run"
-        f" on the machine at the same time, which makes times longer. All is in [serve_{kind.name}.json](serve_{kind.name}.json)."
+        f" on the machine at the same time, which makes times longer. All is in"
+        f" [serve_{kind.name}.json](serve_{kind.name}.json)."
     )
     lines = [cells(row) for row in rows]
     title = f"A server of {kind.name} under load"
