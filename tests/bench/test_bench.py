@@ -24,7 +24,7 @@ from mmaccel.comparison.ranks import Ranks
 from mmaccel.demos.gpu import page as gpu_page
 from mmaccel.demos.serving import batch_kills, replica_kills, replica_scaling, serve_loads
 from mmaccel.demos.speech import hour_of_speech
-from mmaccel.demos.video import block_routing, context_parallel, kept_floors, long_blocks
+from mmaccel.demos.video import block_routing, context_parallel, default_sampler, kept_floors, long_blocks
 from mmaccel.demos.vlm import (
     condensed_pictures,
     hours_of_video,
@@ -312,6 +312,7 @@ LONG = {
     "compressed_caches": compressed_caches.page,
     "condensed_pictures": condensed_pictures.page,
     "context_parallel": context_parallel.page,
+    "default_sampler": default_sampler.page,
     "gpu": gpu_page.page,
     "joined_contexts": joined_contexts.page,
     "kept_floors": kept_floors.page,
