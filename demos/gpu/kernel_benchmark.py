@@ -23,7 +23,9 @@ from mmaccel.comparison.entry import PLAIN
 from mmaccel.comparison.runner import Runner
 from mmaccel.kernels import calibrate
 from mmaccel.kernels.bench import benchmark
-from mmaccel.kernels.bench.cases import BLOCK, Draw, KernelCase, cases, sparse_case
+from mmaccel.kernels.bench.attention_cases import BLOCK, sparse_case
+from mmaccel.kernels.bench.case import Draw, KernelCase
+from mmaccel.kernels.bench.cases import cases
 
 LENGTHS = (4096, 16384)
 

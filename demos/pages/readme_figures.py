@@ -16,6 +16,7 @@ from mmaccel.bench.pages import markdown
 from mmaccel.comparison import results
 from mmaccel.demos.gpu.page import halved, shape
 from mmaccel.presets import presets_of
+from mmaccel.vlm.bench.text import MODES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -122,16 +123,11 @@ def _others() -> str:
 
 def _canvas_quality(row: Row) -> str:
     words = _row("canvas", method="word by word, drafted")
-    fewer = max(r["speedup"] for r in _result("canvas")["rows"] if _is_alone(r) and r["quality"] == 1)
+    fewer = max(r["speedup"] for r in _result("canvas")["rows"] if r["kind"] == "simple" and r["quality"] == 1)
     return (
         f"{row['quality']:.0%} of its lists without a mistake; fewer steps have {fewer:.1f}x, the same weights word by"
         f" word {words['speedup']:.1f}x (all on an {_result('canvas')['header']['machine']['processor']})"
     )
-
-
-def _is_alone(row: Row) -> bool:
-    """Whether a row is of fewer steps without a cache of ours."""
-    return row["method"] == "fewer steps" and not row.get("cache")
 
 
 def _page_quality() -> str:
@@ -142,12 +138,9 @@ def _page_quality() -> str:
     )
 
 
-DRAWN = "sampled, temperature 1, top-p 0.9"
-
-
 def _text_quality() -> str:
     lookup = _row("text", kind="rival", mode="greedy")
-    drawn = _row("text", method="vlm.FusedDraft", mode=DRAWN)
+    drawn = _row("text", method="vlm.FusedDraft", mode=MODES[1].name)
     return (
         f"the very tokens, greedy, mean of 7 kinds of text; prompt lookup has {lookup['speedup']:.1f}x;"
         f" {drawn['speedup']:.1f}x where drawn at temperature 1"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MmaccelError, SettingError
 from ..modality import get_modality
-from ..serve.app import PATIENCE, ServerLimits
-from ..serve.endpoint import Endpoint, status_of
+from ..serve.app import ServerLimits
+from ..serve.endpoint import PATIENCE, Endpoint, status_of
 from ..serve.metrics import Metrics
 from ..serve.worker import Worker
 from .connection import connected, count_of, ended_early, lost, needs_of, work_in

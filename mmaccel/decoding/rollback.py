@@ -33,6 +33,13 @@ def _crops_all(layer: Any) -> bool:
     return crops <= adds
 
 
+def record_past(layers: list[Any], on: bool = True) -> None:
+    """Let layers that forget what is out of their window keep it until the next crop, or not."""
+    for layer in layers:
+        if hasattr(layer, "record_past"):
+            layer.record_past = on
+
+
 class Rollback:
     """The cache of texts that are read in step: it holds equally many tokens of each, and grows by chains.
 
@@ -95,10 +102,7 @@ class Rollback:
         self._record(False)
 
     def _record(self, on: bool) -> None:
-        """Let layers that forget what is out of their window keep it until the next crop, or not."""
-        for layer in self._layers:
-            if layer not in self._stateful and hasattr(layer, "record_past"):
-                layer.record_past = on
+        record_past([layer for layer in self._layers if layer not in self._stateful], on)
 
 
 def reads_on(model: Any) -> bool:

@@ -39,8 +39,9 @@ class Windows:
     def __init__(self, cache: DynamicCache, config: Any) -> None:
         self.cache = cache
         found: list[Any] = cache.layers
-        self.layers = {n: layer for n, layer in enumerate(found) if isinstance(layer, DynamicSlidingWindowLayer)}
-        self.sizes = {n: layer.sliding_window for n, layer in _sliding(config).items()}
+        self.layers = _sliding(found)
+        kinds = _sliding(DynamicCache(config=config).layers)
+        self.sizes = {number: layer.sliding_window for number, layer in kinds.items()}
         self._masks: dict[int, torch.Tensor] = {}  # of the next pass, by the length of a window
         for number in self.layers:
             layer = found[number]
@@ -88,8 +89,8 @@ class Windows:
 
 def unfit_layers(model: Any, config: Any) -> str | None:
     """Why rows cannot have places of their own in the cache of a decoder with this configuration."""
-    sliding = _sliding(config).keys()
     layers = DynamicCache(config=config).layers
+    sliding = _sliding(layers).keys()
     if any(type(layer) is not DynamicLayer for number, layer in enumerate(layers) if number not in sliding):
         return "some layers keep more than keys, which rows cannot take back apart"
     if not sliding:
@@ -101,10 +102,9 @@ def unfit_layers(model: Any, config: Any) -> str | None:
     return None
 
 
-def _sliding(config: Any) -> dict[int, Any]:
-    """The layers that keep a window, as a cache of the configuration has them, by number."""
-    layers = enumerate(DynamicCache(config=config).layers)
-    return {number: layer for number, layer in layers if type(layer) is DynamicSlidingWindowLayer}
+def _sliding(layers: list[Any]) -> dict[int, Any]:
+    """Those of a cache that keep a window, by number."""
+    return {number: layer for number, layer in enumerate(layers) if type(layer) is DynamicSlidingWindowLayer}
 
 
 def own_attention(model: Any) -> list[Any]:

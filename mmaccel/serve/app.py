@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from ..errors import MmaccelError, shown
 from .door import Door
-from .endpoint import GONE, Answer, Endpoint, Left, Refused, Request, late, message_of, status_of, told
+from .endpoint import GONE, PATIENCE, Answer, Endpoint, Left, Refused, Request, late, message_of, status_of, told
 from .events import Events
 from .forms import fields_of
 from .keys import Key
@@ -30,7 +30,6 @@ from .metrics import Metrics
 from .promises import Promises
 from .sockets import Sockets
 
-PATIENCE = 0.1  # seconds between looks at whether a client is still there
 MOST_VALUES = 300_000  # of a request in JSON, a few of which are files as one text each
 # A page loads nothing from elsewhere, and no other page may hold it in a frame.
 PAGE = {

@@ -15,11 +15,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from .endpoint import GONE, Answer, Endpoint, Request, late, message_of, status_of, told
+from .endpoint import GONE, PATIENCE, Answer, Endpoint, Request, late, message_of, status_of, told
 from .metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
-PATIENCE = 0.1  # seconds between looks at whether there is more
 
 
 class Events(StreamingResponse):

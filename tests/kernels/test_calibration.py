@@ -14,8 +14,8 @@ from mmaccel.comparison import results
 from mmaccel.errors import MmaccelError
 from mmaccel.files import kept_choices
 from mmaccel.kernels import BlockPlan, calibration, timing
-from mmaccel.kernels.bench import benchmark
-from mmaccel.kernels.bench import cases as benchmark_cases
+from mmaccel.kernels.bench import attention_cases, benchmark
+from mmaccel.kernels.bench.case import Draw, KernelCase
 
 BUSY = timing.Timing((1.0, 3.0, 4.0, 5.0), quiet=False)
 
@@ -232,11 +232,11 @@ def test_cutting_over(monkeypatch, causal):
 
 
 def few(dtype, device, lengths):
-    draw = benchmark_cases.Draw(dtype, device)
+    draw = Draw(dtype, device)
     q, k, v = (draw(1, 2, 256, 16) for _ in range(3))
-    yield benchmark_cases.sparse_case(q, k, v, 0.25, causal=True)
-    yield benchmark_cases.window_case(q, k, v, 32)
-    yield from benchmark_cases.decode_cases(draw(1, 4, 1, 16), draw(1, 2, 2048, 16), draw(1, 2, 2048, 16), draw)
+    yield attention_cases.sparse_case(q, k, v, 0.25, causal=True)
+    yield attention_cases.window_case(q, k, v, 32)
+    yield from attention_cases.decode_cases(draw(1, 4, 1, 16), draw(1, 2, 2048, 16), draw(1, 2, 2048, 16), draw)
 
 
 @functools.cache
@@ -250,26 +250,26 @@ def measured():
 def test_benchmark_rows():
     result = measured()
     assert json.loads(json.dumps(result)) == result and len(result["rows"]) == 14
-    assert sum(row["settings"].get("layers", 1) == benchmark_cases.LAYERS for row in result["rows"]) == 4
+    assert sum(row["settings"].get("layers", 1) == attention_cases.LAYERS for row in result["rows"]) == 4
     for row in result["rows"]:
         assert set(results.COLUMNS) <= set(row) and row["quality"] <= 5e-3 and row["speedup"] > 0
 
 
 def test_a_wrong_result_is_not_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark, "cases", few)
-    right = benchmark_cases.block_sparse_attention
+    right = attention_cases.block_sparse_attention
 
     def wrong(*args, **kwargs):
         output, lse = right(*args, **kwargs)
         return output + 1e-3, lse
 
-    monkeypatch.setattr(benchmark_cases, "block_sparse_attention", wrong)
+    monkeypatch.setattr(attention_cases, "block_sparse_attention", wrong)
     with pytest.raises(MmaccelError, match="no figures are reported"):
         list(benchmark.rows())
 
 
 def test_a_result_that_is_no_number_is_wrong(monkeypatch):
-    case = benchmark_cases.KernelCase("op", "s", torch.float32, {}, "b", *[lambda: None] * 2, lambda: float("nan"))
+    case = KernelCase("op", "s", torch.float32, {}, "b", *[lambda: None] * 2, lambda: float("nan"))
     with pytest.raises(MmaccelError, match=r"op \(s, torch.float32\) is off by nan"):
         benchmark.measure(case, "cpu")
 
@@ -279,7 +279,7 @@ def test_a_row_says_what_was_timed(monkeypatch):
     monkeypatch.setattr(benchmark, "ROUNDS", 2)
     calls = []
     ours, plain, other = (lambda name=name: calls.append(name) for name in ("ours", "plain", "other"))
-    case = benchmark_cases.KernelCase(
+    case = KernelCase(
         "op", "a shape", torch.bfloat16, {"x": 1}, "torch's", ours, plain, lambda: 1e-3, 4e9, 2e9, {"copy": other}
     )
     row = benchmark.measure(case, "cpu")

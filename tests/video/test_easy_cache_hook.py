@@ -28,8 +28,8 @@ def test_the_outputs_are_those_of_a_session(build):
     assert torch.equal(pipe(**given)[0], plain) and not torch.equal(expected, plain)
 
 
-def test_noise_is_reused_as_it_is():
-    hook, calls = EasyCacheHook(4, threshold=1e6, warmup=2, cooldown=0, flow=False), []
+def hooked(hook, calls):
+    """A model that notes when it is called."""
 
     class Denoiser(torch.nn.Module):
         def forward(self, x, timestep):
@@ -38,6 +38,12 @@ def test_noise_is_reused_as_it_is():
 
     model = Denoiser()
     HookRegistry.check_if_exists_or_initialize(model).register_hook(hook, "easy_cache")
+    return model
+
+
+def test_noise_is_reused_as_it_is():
+    hook, calls = EasyCacheHook(4, threshold=1e6, warmup=2, cooldown=0, flow=False), []
+    model = hooked(hook, calls)
     outputs = [model(torch.full((1, 2), x), timestep) for x, timestep in ((1.0, 4), (2.0, 3), (3.0, 2), (4.0, 1))]
     assert calls == [4, 3] and [float(output[0, 0]) for output in outputs] == [2, 4, 4, 4]
 
@@ -45,14 +51,7 @@ def test_noise_is_reused_as_it_is():
 def test_time_may_run_either_way():
     """Lumina 2 and Ideogram 4 tell how much of a run is done; where that turns back a run begins."""
     hook, calls = EasyCacheHook(4, threshold=1e6, warmup=2, cooldown=0), []
-
-    class Denoiser(torch.nn.Module):
-        def forward(self, x, timestep):
-            calls.append(timestep)
-            return 2 * x
-
-    model = Denoiser()
-    HookRegistry.check_if_exists_or_initialize(model).register_hook(hook, "easy_cache")
+    model = hooked(hook, calls)
     for _ in range(2):
         calls.clear()
         for done in (0.0, 0.25, 0.5, 0.75):
@@ -62,14 +61,7 @@ def test_time_may_run_either_way():
 
 def test_runs_of_one_step_are_runs_of_their_own():
     hook, calls = EasyCacheHook(1), []
-
-    class Denoiser(torch.nn.Module):
-        def forward(self, x, timestep):
-            calls.append(timestep)
-            return 2 * x
-
-    model = Denoiser()
-    HookRegistry.check_if_exists_or_initialize(model).register_hook(hook, "easy_cache")
+    model = hooked(hook, calls)
     for _ in range(3):
         model(torch.ones(1, 2), 999)
     assert calls == [999] * 3 and hook.computed == [True]

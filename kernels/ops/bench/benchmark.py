@@ -19,7 +19,8 @@ from mmaccel.comparison.trial import Workload
 from mmaccel.errors import MmaccelError
 
 from .. import should_use_sparse
-from .cases import KernelCase, Run, cases
+from .case import KernelCase, Run
+from .cases import cases
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 ROUNDS = 9

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from ..loop import clock
 from ..matching import Likely
+from ..rollback import record_past
 from .pass_cost import PassCost
 from .sources import LEVELS, Context, Guess, State
 
@@ -94,9 +95,7 @@ class Assistant:
         self.kind = "likeliest" if choose is likeliest else "drawn"
         self._now = clock(model.device)  # as the passes that it is weighed against are timed
         self._cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
-        for layer in self._cache.layers:
-            if hasattr(layer, "record_past"):  # of a window: guesses that are taken back uncover what is out of it
-                layer.record_past = True
+        record_past(self._cache.layers)  # guesses that are taken back uncover what is out of a window
         self._text: list[int] = []
         self._held: list[int] = []  # tokens in the cache
         self._first: int | None = None  # its guess for the next token
