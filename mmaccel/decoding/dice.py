@@ -12,6 +12,8 @@ from torch.nn import functional
 from .matching import Likely
 
 DEVICES = ("cpu", "cuda")  # on which `torch.multinomial` draws in this way
+# Temperature below which all are as this one: the hundredth power of a small share is still above 0.
+COLDEST = 0.01
 
 
 class Dice:
@@ -62,7 +64,8 @@ class Dice:
             return []
         tokens, shares = (list(values) for values in zip(*likely, strict=True))
         numbers = self._numbers(depth)[0, tokens].tolist()
-        return [number / share ** (1 / self.temperature) for number, share in zip(numbers, shares, strict=True)]
+        power = 1 / max(self.temperature, COLDEST)
+        return [number / share**power for number, share in zip(numbers, shares, strict=True)]
 
     def _numbers(self, depth: int) -> Tensor:
         """Exp(1) `[1, V]` of a coming draw; what was looked at and not yet used is not drawn again."""

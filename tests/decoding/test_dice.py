@@ -105,3 +105,8 @@ def test_times_of_a_race():
     cold = dice(TemperatureLogitsWarper(0.5))
     assert cold.times([(3, 0.5)], 0) == pytest.approx([float(numbers[3]) / 0.25])
     assert dice().times([], 0) == []
+
+
+def test_in_a_race_near_freezing_the_likeliest_win():
+    times = dice(TemperatureLogitsWarper(0.001)).times([(9, 0.01), (3, 0.4), (5, 0.05)], 0)
+    assert times[1] < times[2] < times[0] < float("inf")
