@@ -13,6 +13,7 @@ from mmaccel.decoding.setting import setting
 from mmaccel.errors import SettingError
 
 from .answering import prepare
+from .decoder.columns import COLUMNS
 from .families.visual_adapter import VisualAdapter
 from .input.read_video import VideoFrames
 
@@ -23,7 +24,7 @@ LIKE = Metric(
     "words that an answer shares with the plain one in order, times two, over the words of both",
     ".0%",
 )
-A_TOKEN_EACH = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+A_TOKEN_EACH = ("input_ids", "attention_mask", *COLUMNS)
 PIXELS = "pixel_values_videos"
 
 

@@ -104,6 +104,8 @@ def _grid(model: Any, row: dict[str, Any], batch: int = 1, frames: int = FRAMES,
         call["video_second_per_grid"] = torch.ones(batch)
     if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
         call["mm_token_type_ids"] = (call["input_ids"] == token).int() * (2 if kind == "video" else 1)
+    if "moe_mm_token_type_ids" in inspect.signature(model.forward).parameters:  # by which it chooses experts
+        call["moe_mm_token_type_ids"] = call["mm_token_type_ids"].clone()
     return call
 
 

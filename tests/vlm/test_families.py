@@ -92,9 +92,16 @@ def test_glm_has_the_placeholder_of_pictures_for_videos_too():
         assert fast.report.engaged
 
 
-def test_types_of_tokens_are_those_of_the_tokens_that_stay():
-    """Gemma lets the tokens of a picture attend to each other in both directions, and is told where they are."""
-    model, call = build("Gemma3ForConditionalGeneration")
+@pytest.mark.parametrize(
+    ("name", "types", "value"),
+    (
+        ("Gemma3ForConditionalGeneration", "token_type_ids", 1),
+        ("Ernie4_5_VLMoeForConditionalGeneration", "moe_mm_token_type_ids", 2),
+    ),
+)
+def test_types_of_tokens_are_those_of_the_tokens_that_stay(name, types, value):
+    """Gemma lets the tokens of a picture attend to each other in both directions, and Ernie has experts for them."""
+    model, call = build(name)
     with mmaccel.accelerate(model, vlm.VidCom2(keep=0.4)) as fast:
         seen, begin = {}, fast.adapter.begin
 
@@ -105,8 +112,9 @@ def test_types_of_tokens_are_those_of_the_tokens_that_stay():
 
         fast.adapter.begin = watch
         fast.generate(**call(2))
-    assert torch.equal(seen["token_type_ids"], (seen["input_ids"] == IMAGE).long())
-    assert seen["token_type_ids"].shape < call(2)["input_ids"].shape
+    visual = torch.isin(seen["input_ids"], torch.tensor([IMAGE, VIDEO]))
+    assert seen[types].tolist() == (visual * value).tolist()
+    assert seen[types].shape < call(2)["input_ids"].shape
 
 
 def test_audio_is_left_alone():

@@ -146,6 +146,18 @@ def test_a_text_after_a_clip_has_positions_of_its_own(stored):
     torch.testing.assert_close(again, plain)
 
 
+def test_types_of_tokens_are_no_picture(stored):
+    """Ernie chooses experts by them, and a longer question has more of them."""
+    model, call = visual_models.build("Ernie4_5_VLMoeForConditionalGeneration")
+    first, second = call(1), call(1)
+    for name in ("input_ids", "attention_mask", "mm_token_type_ids", "moe_mm_token_type_ids"):
+        second[name] = torch.cat([second[name], second[name][:, -3:]], 1)
+    plain = model.generate(**second)
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**first)
+        assert torch.equal(fast.generate(**second), plain) and context(fast)["from_store"]
+
+
 def test_marks_around_a_picture_belong_to_it(stored):
     """Ovis2 takes their embeddings from the picture's, and a question without pixels would leave them as words."""
     model, call = visual_models.build("Ovis2ForConditionalGeneration")

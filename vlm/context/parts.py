@@ -14,7 +14,7 @@ import torch
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 from mmaccel.errors import SettingError, shown
 
-from ..input.arguments import COLUMNS
+from ..decoder.columns import COLUMNS
 from .prompt import content_names
 
 KINDS = ("image", "video")

@@ -13,8 +13,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 from mmaccel.decoding.setting import prompt_ids, setting, why_no_cache
 
+from ..decoder.columns import COLUMNS
 from ..decoder.placeholders import placeholders
-from ..input.arguments import COLUMNS
 from .turning import MOVING
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM

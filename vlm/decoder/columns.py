@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+# Arguments of a model with a value for each token of its prompt.
+COLUMNS = ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids")
+
 
 @dataclass
 class Columns:
@@ -30,10 +33,13 @@ class Columns:
         self.whole = bool(self.real.all())
 
     def fill(self, kwargs: dict[str, Any], attends: bool = True) -> None:
-        """Put positions and mask of a layer in the pass of the prompt into its arguments; some do not attend."""
+        """Put positions, types and mask of a layer in the pass of the prompt into its arguments; some do not attend."""
         kwargs["position_embeddings"] = tuple(taken(part, self.index, -2) for part in kwargs["position_embeddings"])
         if kwargs.get("position_ids") is not None:
             kwargs["position_ids"] = taken(kwargs["position_ids"], self.index, -1)
+        for name in COLUMNS:
+            if kwargs.get(name) is not None:
+                kwargs[name] = taken(kwargs[name], self.index, -1)
         kwargs["attention_mask"] = self._causal() if attends else self.real
 
     def later_mask(self, mask: torch.Tensor | None, tokens: int, held: int) -> torch.Tensor | None:

@@ -8,11 +8,10 @@ from typing import Any
 from mmaccel.decoding.setting import setting
 from mmaccel.errors import SettingError
 
+from ..decoder.columns import COLUMNS
 from ..decoder.generation import new_tokens
 from .prompt import Prompt
 from .whole_prompt import restore
-
-COLUMNS = ("mm_token_type_ids", "token_type_ids")  # arguments with a value for each token
 
 
 def replace(
