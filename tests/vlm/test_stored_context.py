@@ -243,6 +243,11 @@ def test_calls_that_run_plainly_say_why(llama, stored, more, word):
         assert "fewer than least=20 tokens" in fast.report.warnings[0]
 
 
+def test_a_prompt_that_is_written_anew_is_left_to_the_model(llama):
+    model, arguments = llama
+    assert unfit_for_context(model, arguments(token_healing=True)) == "token_healing was given"
+
+
 def test_weights_that_lie_elsewhere_are_left_to_the_model(llama):
     model, arguments = copy.deepcopy(llama[0]), llama[1]
     assert unfit_for_context(model, arguments()) is None

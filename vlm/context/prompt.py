@@ -18,10 +18,11 @@ from ..decoder.placeholders import placeholders
 from .turning import MOVING
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
-# Settings of `generate` with which it reads the prompt itself, as from nothing, or has to look at all of it.
+# Settings of `generate` with which it reads the prompt itself, as from nothing, writes it anew, or has to look at
+# all of it.
 OTHER_READING = (
     "cache_implementation", "prefill_chunk_size", "output_attentions", "output_hidden_states",
-    "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp",
+    "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing",
 )  # fmt: skip
 # Arguments of a model that say nothing of what a prompt contains.
 OTHERS = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict", "labels"}
