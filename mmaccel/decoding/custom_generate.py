@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.errors import SettingError
+from mmaccel.locks import lock_of
 from mmaccel.report import Report
 from mmaccel.skinny_linears import skinny_linears
 
@@ -24,8 +25,8 @@ class CustomGenerate:
     """The drafts of a method for `generate` of an untouched model; made by `DraftMethod.custom_generate`.
 
     What is learned is kept from one call to the next, for one model, whose passes of a few tokens go through
-    :func:`~mmaccel.skinny_linears.skinny_linears` while it is called. transformers hands no streamer to a
-    `custom_generate`: with one, use a session.
+    :func:`~mmaccel.skinny_linears.skinny_linears` while it is called. Calls of several threads wait for their turn.
+    transformers hands no streamer to a `custom_generate`: with one, use a session.
 
     Parameters
     ----------
@@ -85,16 +86,16 @@ class CustomGenerate:
             raise SettingError(f"drafts do not go with {reason}: call generate without custom_generate=")
         told = {} if prediction is None else {"prediction": prediction}
         run = DraftedRun(self, self.method, self.method.take(model, told))
-        self.report.start()
-        began = time.perf_counter()
-        with ExitStack() as stack:
+        with lock_of(model), ExitStack() as stack:  # the masks of a pass lie with the layers
+            self.report.start()
+            began = time.perf_counter()
             if self.method.block:
                 skinny_linears(stack, model)
             result = decode(
                 run, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
             )
-        self.report.wall_seconds = time.perf_counter() - began
-        fill(self.report, run)
+            self.report.wall_seconds = time.perf_counter() - began
+            fill(self.report, run)
         return result
 
     def _belongs_to(self, model: Any) -> None:

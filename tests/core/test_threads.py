@@ -40,3 +40,15 @@ def test_each_thread_gets_its_own_text():
             for _ in range(2):
                 got = at_once(lambda number: fast.generate(**calls[number]))
                 assert all(torch.equal(tokens, wanted) for tokens, wanted in zip(got, plain, strict=True)), got
+
+
+def test_each_thread_gets_its_own_text_without_a_session():
+    """By drafts that are handed to the model, or by some of its own in each thread."""
+    model = mistral()
+    calls = [call(1, max_new_tokens=12 + number) for number in range(THREADS)]
+    plain = [model.generate(**given) for given in calls]
+    shared = FusedDraft(always=True).custom_generate()
+    for drafts in ([shared] * THREADS, [FusedDraft(always=True).custom_generate() for _ in calls]):
+        for _ in range(2):
+            got = at_once(lambda number, own=drafts: model.generate(**calls[number], custom_generate=own[number]))
+            assert all(torch.equal(tokens, wanted) for tokens, wanted in zip(got, plain, strict=True)), got
