@@ -85,12 +85,12 @@ def test_every_reader_reads_as_it_does_alone(name):
     assert torch.equal(model.generate(**call(inputs)), model.generate(**call(inputs)))
 
 
-@pytest.mark.parametrize("name", ("LightOnOcr", "GotOcr2", "Idefics3"))
+@pytest.mark.parametrize("name", ("LightOnOcr", "GotOcr2", "Idefics3", "GlmOcr"))
 @pytest.mark.parametrize("batch", (1, 2))
 def test_regions_are_read_from_their_crops_first(name, batch):
     model, inputs = tiny_readers.READERS[name]()
     given = call(inputs, batch)
-    plain, processor = model.generate(**given), Processor(inputs)
+    plain, processor, places = model.generate(**given), Processor(inputs), getattr(model.model, "rope_deltas", None)
     regions = [regions_like(tokens) for tokens in new_of(plain, given)]
     with mmaccel.accelerate(model, drafting(regions=True)) as fast:
         found = fast.generate(**given, regions=regions, page=[PAGE] * batch, processor=processor, prompt="read")
@@ -98,6 +98,7 @@ def test_regions_are_read_from_their_crops_first(name, batch):
     assert torch.equal(found, plain) and report.details["regions"] == 2 * batch
     assert 1 < report.details["region_passes"] < report.forwards
     assert processor.seen == [([(64, 20), (64, 28)] * batch, ["read"] * 2 * batch)]
+    assert places is None or torch.equal(model.model.rope_deltas, places), "a later turn goes on from the page"
 
 
 # ---------------------------------------------------------------- drafts of all kinds

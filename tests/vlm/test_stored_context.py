@@ -146,6 +146,24 @@ def test_a_text_after_a_clip_has_positions_of_its_own(stored):
     torch.testing.assert_close(again, plain)
 
 
+def test_a_turn_after_a_stored_clip_goes_on_from_the_clip(stored):
+    """Also where another prompt came between them."""
+    model, call = visual_models.build("Qwen2_5_VLForConditionalGeneration")
+    told = {"do_sample": False, "max_new_tokens": 3, "output_logits": True, "return_dict_in_generate": True}
+
+    def later(target):
+        first = target.generate(**call(1, **told))
+        ids = torch.cat([first.sequences, first.sequences[:, :4]], 1)
+        return target.generate(input_ids=ids, past_key_values=first.past_key_values, **told).logits
+
+    plain = later(model)
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**call(1))
+        fast.generate(input_ids=torch.tensor([[5, 6, 7]]), **told)
+        again = later(fast)
+    torch.testing.assert_close(again, plain)
+
+
 def test_types_of_tokens_are_no_picture(stored):
     """Ernie chooses experts by them, and a longer question has more of them."""
     model, call = visual_models.build("Ernie4_5_VLMoeForConditionalGeneration")

@@ -125,9 +125,11 @@ class ContextPrompt:
     def go_on(self, kwargs: dict[str, Any], adapter: Any) -> None:
         """Change the arguments of a call into those of one whose cache holds a prefix with all pictures."""
         positions = adapter.positions(kwargs) if self.content and hasattr(adapter, "positions") else None
-        for part in (adapter.target, adapter.target.base_model):
-            if not self.content and getattr(part, "rope_deltas", None) is not None:
-                part.rope_deltas = None  # of an earlier prompt, which a model forgets only where it has no cache
+        if positions is not None or not self.content:  # else a model goes on counting from an earlier prompt
+            delta = None if positions is None else positions[-1, :, -1:] + 1 - self.length
+            for part in (adapter.target, adapter.target.base_model):
+                if hasattr(part, "rope_deltas"):
+                    part.rope_deltas = delta
         for name in self.content:
             del kwargs[name]
         if positions is not None:

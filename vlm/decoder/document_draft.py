@@ -126,6 +126,7 @@ class DocumentDraft(TextDraft):
         texts = [given.tokens(model, region.text) for _, region, _ in crops]
         inputs = given.inputs([picture for *_, picture in crops], model)
         given.run = DraftedRun(call.session, self, Prediction(texts))
+        places = getattr(model.base_model, "rope_deltas", None)  # of the page, from which later turns go on
         found = model.generate(
             **inputs,
             do_sample=False,
@@ -134,6 +135,8 @@ class DocumentDraft(TextDraft):
             max_new_tokens=LONGER * max(map(len, texts)) + MORE,
             custom_generate=functools.partial(decode, given.run),
         )
+        if places is not None:
+            model.base_model.rope_deltas = places
         said = given.processor.tokenizer.batch_decode(
             found[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
         )
