@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, StopStringCriteria
 
 from mmaccel import private
 
@@ -105,11 +105,14 @@ def is_spread(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bo
 
 
 def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None:
-    """Which of them cannot be shown the texts of a batch one by one."""
+    """Why the texts of a batch cannot be written one by one."""
     if streamer is not None:
         return f"{type(streamer).__name__} is given a token of every text at a time"
     for found in (*processors, *criteria):
         name = type(found).__name__
         if name in OF_A_BATCH or not type(found).__module__.startswith("transformers."):
             return f"{name} may look at the whole batch"
+    strings = any(isinstance(each, StopStringCriteria) for each in criteria)
+    if strings and not any(hasattr(each, "eos_token_id") for each in criteria):
+        return "without eos_token_id a text that met one of its stop_strings is written on until all have ended"
     return None

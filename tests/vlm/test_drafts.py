@@ -366,11 +366,14 @@ def test_a_text_stops_at_strings():
     new = model.generate(**call())[0, call()["input_ids"].shape[1] :].tolist()
     end = next(letters[token] for token in new[5:] if letters[token].isascii())
     given = call(stop_strings=[end], tokenizer=tokenizer)
-    plain = model.generate(**given)
+    several = call(3, stop_strings=[end], tokenizer=tokenizer)
+    plain, together = model.generate(**given), model.generate(**several)
     assert plain.shape[1] < call()["input_ids"].shape[1] + NEW
     with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
         assert torch.equal(fast.generate(**given), plain)
         assert not any("own loop" in warning for warning in fast.report.warnings)
+        assert torch.equal(fast.generate(**several), together)
+        assert "is written on until all have ended" in fast.report.warnings[0]
 
 
 def test_a_turn_of_its_new_tokens_alone_is_left_to_the_model(llama):
