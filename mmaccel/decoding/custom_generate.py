@@ -42,6 +42,8 @@ class CustomGenerate:
     ------
     SettingError
         When called, with beams or for another model than before.
+    UnsupportedTargetError
+        When called for a model that is split over processes, with drafts that are made where they are worth their cost.
 
     Examples
     --------
@@ -100,6 +102,7 @@ class CustomGenerate:
 
     def _belongs_to(self, model: Any) -> None:
         if self.target.config is None:
+            self.method.require_fit(model)
             self.target = model
         if self.target is not model:
             raise SettingError(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import skinny_linears
+from mmaccel import private, skinny_linears
 from mmaccel.decoding import Draft, Verdict, match
 from mmaccel.decoding.drafters.sources import Successors
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.vlm import FusedDraft, SuffixDecoding, TextDraft, TokenRecycling, examples, visual_examples
 
 NEW = 30
@@ -103,6 +103,18 @@ def test_what_does_not_go_is_refused(llama):
     other = examples.llama()[0]
     with pytest.raises(SettingError, match="learned from another LlamaForCausalLM: make others"):
         other.generate(**call(), custom_generate=drafts)
+
+
+def test_a_model_that_is_split_over_processes_asks_for_always(llama, monkeypatch):
+    """Each process would measure another cost of a pass."""
+    monkeypatch.setattr(private, "is_split", lambda model: True)
+    said = r"LlamaForCausalLM is split over processes, .*: say vlm.FusedDraft\(always=True\)"
+    with pytest.raises(UnsupportedTargetError, match=said):
+        llama.generate(**call(), custom_generate=FusedDraft().custom_generate())
+    with pytest.raises(UnsupportedTargetError, match=said):
+        mmaccel.accelerate(llama, FusedDraft())
+    for method in (FusedDraft(always=True), SuffixDecoding()):
+        llama.generate(**call(), custom_generate=method.custom_generate())
 
 
 @pytest.mark.parametrize("method", (SuffixDecoding(shortest=1), FusedDraft(always=True)), ids=lambda m: m.name)

@@ -50,11 +50,15 @@ class DraftMethod(Method[Session]):
         self._require(is_count(self.block, 0, 256), "block", "between 0 and 256 tokens")
 
     def attach(self, session: Session, stack: ExitStack) -> None:
+        self.require_fit(session.target)
         verify_drafts(session, stack, self)
 
     def custom_generate(self) -> CustomGenerate:
         """The drafts without a session, for `generate(..., custom_generate=...)` of transformers or another engine."""
         return CustomGenerate(self)
+
+    def require_fit(self, model: Any) -> None:
+        """Refuse a model that it cannot draft for."""
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
         """Take what is meant for the drafts out of the arguments of a call of `generate`."""

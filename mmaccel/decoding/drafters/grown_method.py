@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mmaccel import private
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Held
-from mmaccel.session import Session
 
 from ..generation import Call
 from .acceptance import Acceptance
@@ -46,13 +44,13 @@ class GrownMethod(DraftMethod):
         super().__post_init__()
         self._require(isinstance(self.always, bool), "always", "True or False")
 
-    def attach(self, session: Session, stack: ExitStack) -> None:
-        if not self.always and private.is_split(session.target):
+    def require_fit(self, model: Any) -> None:
+        """Refuse a model that is split over processes, unless drafts are always made."""
+        if not self.always and private.is_split(model):
             raise UnsupportedTargetError(
-                f"{type(session.target).__name__} is split over processes, each of which would measure another"
+                f"{type(model).__name__} is split over processes, each of which would measure another"
                 f" cost of a pass and draft otherwise: say {self.name}(always=True)"
             )
-        super().attach(session, stack)
 
     def held(self) -> tuple[Held, ...]:
         """The successors, shared by all rows."""
