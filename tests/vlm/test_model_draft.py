@@ -142,11 +142,12 @@ def test_its_time_is_no_part_of_a_pass():
     (
         (lambda model: model, "assistant_model is the model itself"),
         (lambda model: small(200), "assistant_model=LlamaForCausalLM has 200 tokens, this model 64"),
+        (lambda model: examples.clip()[0].vision_model, "has no vocabulary of its own, .*: give a plain decoder"),
         (lambda model: hybrid(), "assistant_model=Qwen3NextForCausalLM has no cache that guesses can be taken back"),
         (lambda model: "small", r"assistant_model='small' is no model: load it with from_pretrained\(\) first"),
         (lambda model: small().to("meta"), "assistant_model=LlamaForCausalLM has no weights yet, its device is meta"),
     ),
-    ids=("itself", "vocabulary", "state", "name", "meta"),
+    ids=("itself", "vocabulary", "no vocabulary", "state", "name", "meta"),
 )
 def test_what_cannot_help_is_refused(llama, assistant, said):
     given = call()

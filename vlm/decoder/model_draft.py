@@ -107,6 +107,10 @@ def _check(assistant: Any, model: Any) -> None:
     if assistant.device.type == "meta":
         raise SettingError(f"{name} has no weights yet, its device is meta: load it with from_pretrained() first")
     config = assistant.config.get_text_config(decoder=True)
+    if not hasattr(config, "vocab_size"):
+        raise SettingError(
+            f"{name} has no vocabulary of its own, as DFlash's drafters: give a plain decoder of the same tokenizer"
+        )
     sizes = config.vocab_size, model.config.get_text_config(decoder=True).vocab_size
     if abs(sizes[0] - sizes[1]) > CLOSE * max(sizes):
         raise SettingError(
