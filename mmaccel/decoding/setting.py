@@ -40,5 +40,5 @@ def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
     if sequences is None:
         return 0
     ids = prompt_ids(kwargs)
-    given = 0 if ids is None else ids.shape[1]
-    return int(sequences.shape[0] * (sequences.shape[1] - given))
+    given = 0 if ids is None else ids.shape[-1]
+    return int(sequences.shape[:-1].numel() * (sequences.shape[-1] - given))  # batched continuously it is [1, B, L]

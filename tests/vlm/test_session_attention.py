@@ -260,6 +260,7 @@ def test_lengths_of_a_call():
     result, ids = torch.zeros(3, 9), torch.zeros(3, 4)
     for given in ({"input_ids": ids}, {"inputs": ids}):
         assert tokens_made(result, given) == tokens_made(SimpleNamespace(sequences=result), given) == 3 * 5
+    assert tokens_made(result[None], {"input_ids": ids}) == 3 * 5, "as continuous batching returns them"
     assert tokens_made(result, {"inputs_embeds": torch.zeros(3, 4, 2)}) == 3 * 9, "they come without the prompt"
 
 
