@@ -236,7 +236,10 @@ def _output(model: Any, texts: GeneratedTexts, config: Any) -> Any:
 def fill(report: Report, run: DraftedRun) -> None:
     """Say in the report of a call what its drafts saved."""
     stats = run.stats
-    report.tokens, report.forwards, report.plain_forwards = run.tokens, stats.forwards, run.plain_forwards
+    report.tokens = run.tokens
+    if run.plain_forwards:  # what was saved within, such as by a stored context, stays saved
+        report.forwards += stats.forwards - report.plain_forwards
+        report.plain_forwards = run.plain_forwards
     report.engaged |= stats.accepted > 0  # a method beside it may have
     report.peak_extra_bytes += run.method.learned(run.session.memory)
     report.warnings.extend(run.warnings)

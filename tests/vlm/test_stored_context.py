@@ -83,6 +83,9 @@ def test_sampling_beams_and_drafts_go_on_from_what_is_stored(llama, stored):
             for _ in range(2):
                 assert torch.equal(fast.generate(**arguments(max_new_tokens=24)), plain)
             assert context(fast)["from_store"] == 64 and fast.report.work_ratio < 0.9, "drafts were verified too"
+            assert fast.report.forwards % 1 == pytest.approx(1 - 64 / LENGTH), "and a part of the prompt was not read"
+            fast.generate(**arguments(num_beams=2))
+            assert fast.report.forwards < fast.report.plain_forwards, "also where drafts leave the call to the model"
 
 
 def test_a_longer_prompt_takes_the_place_of_the_one_it_contains(llama, stored):
