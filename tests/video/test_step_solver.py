@@ -55,7 +55,7 @@ def test_steps_are_solved_for_all_prompts(monkeypatch):
     assert pipe.asked == [(prompt, "latent") for prompt in PROMPTS], "nothing is decoded"
     runs = record_velocities(pipe, PROMPTS, {"call": call, "output_type": "pt"})
     assert pipe.asked[2:] == [(prompt, "pt") for prompt in PROMPTS], "unless it is asked for"
-    one, two = ((velocities @ velocities.T).double().numpy() for velocities, _ in runs)
+    one, two = ((velocities @ velocities.T).double().numpy() for velocities, *_ in runs)
     ((products, levels, count),) = taken
     assert np.allclose(products, one + two) and not np.allclose(one, two)
     assert levels == runs[0][1] and count == 3
@@ -133,11 +133,24 @@ def test_calibrated_steps_run_and_leave_no_trace():
     assert (out - plain).square().mean() < 1.5 * (spread - plain).square().mean()
 
 
+def test_steps_of_a_run_that_starts_further_down_are_solved_among_those_it_makes():
+    pipe, call = prompted()
+    later = {"prompt": PROMPTS[0], "call": call, "steps": 12, "first": 6}
+    _, levels, first = record_velocities(pipe, None, later)[0]
+    assert first == 6 and levels == pipe.scheduler.sigmas[6:].tolist()
+    method = calibrate_steps(pipe, budget=0.5, **later)
+    assert len(method.steps) == 3 and method.steps[0] == 6 and method.steps[-1] == 11
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**later)
+        shares = fast.report.details["steps"]
+        assert [step for step, share in enumerate(shares, 6) if share == 1] == list(method.steps)
+
+
 def test_velocities_are_those_after_guidance():
     pipe, arguments = examples.wan_pipeline()
-    velocities, levels = record_velocities(pipe, None, arguments(1, steps=6))[0]
+    velocities, levels, _ = record_velocities(pipe, None, arguments(1, steps=6))[0]
     assert velocities.shape[0] == 6 and len(levels) == 7 and levels[-1] == 0
-    other, _ = record_velocities(pipe, None, arguments(1, steps=6, guidance_scale=1.0))[0]
+    other, *_ = record_velocities(pipe, None, arguments(1, steps=6, guidance_scale=1.0))[0]
     assert not torch.allclose(velocities[0], other[0])
 
 

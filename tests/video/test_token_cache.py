@@ -303,6 +303,17 @@ def test_calibration_of_two_experts(monkeypatch):
     assert all(np.isfinite(made[0].errors[layer]).all() for layer in (0, 1))
 
 
+def test_calibration_is_for_the_steps_that_are_made():
+    """Image-to-image starts further down."""
+    pipe, start, call = loop.pipeline(WAN)
+    later = {"start": start, "call": call, "steps": 24, "first": 18}
+    ((_, steps),) = record_errors(pipe, video.TokenCache(), None, later)
+    assert steps == 6
+    with mmaccel.accelerate(pipe, video.calibrate_token_cache(pipe, budget=0.7, **later)) as fast:
+        fast(**later)
+        assert fast.report.engaged and not fast.report.warnings
+
+
 def test_calibration_wants_steps_and_the_method_as_many_fractions_as_layers():
     pipe, start, call = loop.pipeline(WAN)
     with pytest.raises(SettingError, match="leave none of 4 steps"):

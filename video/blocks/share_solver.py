@@ -101,7 +101,7 @@ def calibrate_token_cache(
     budget, interval, warmup, cooldown
         Settings of the returned method.
     **call
-        Further arguments of the pipeline; the result is for its number of steps.
+        Further arguments of the pipeline; the result is for its number of steps and its `strength`.
 
     Raises
     ------
@@ -129,6 +129,7 @@ class _Recorder(Stepper):
         super().__init__(session, run)
         self.method = method
         self.stack = ExitStack()
+        self.made = 0  # steps: image-to-image starts further down
         self.last: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.errors: dict[int, list[Array]] = {}
         for family, denoiser in divisible_families(session.adapter):
@@ -144,14 +145,18 @@ class _Recorder(Stepper):
         added = family.returned(output)[family.hidden] - before
         run = self.run
         last = self.last.get((run.expert, run.branch, layer))
-        if last is not None and self.method.warmup <= run.step < run.steps - self.method.cooldown:
+        if last is not None and self.made >= self.method.warmup and run.step < run.steps - self.method.cooldown:
             self.errors.setdefault(layer, []).append(share_errors(before, added, *last))
         self.last[run.expert, run.branch, layer] = before, added
         return output
 
+    def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
+        self.made += 1
+        return make(output, sample)
+
     def finish(self) -> None:
         self.session.memory["errors"] = self.errors
-        self.session.memory["steps"] = self.run.steps
+        self.session.memory["steps"] = self.made
 
     def close(self) -> None:
         self.stack.close()

@@ -31,7 +31,7 @@ def calibrate_steps(
     budget
         Share of the steps to compute.
     **call
-        Further arguments of the pipeline; the result is for its number of steps.
+        Further arguments of the pipeline; the result is for its number of steps and its `strength`.
 
     Raises
     ------
@@ -47,9 +47,10 @@ def calibrate_steps(
     """
     refuse_frame_samplers(pipe, "calibrate_steps")
     runs = record_velocities(pipe, prompts, call)
-    products: Array = np.sum([(velocities @ velocities.T).double().numpy() for velocities, _ in runs], axis=0)
-    chosen = best_steps(products, runs[0][1], round(budget * len(products)))
-    return HeterogeneousSteps(budget=budget, steps=chosen)
+    products: Array = np.sum([(velocities @ velocities.T).double().numpy() for velocities, *_ in runs], axis=0)
+    _, levels, first = runs[0]
+    chosen = best_steps(products, levels, round(budget * len(products)))
+    return HeterogeneousSteps(budget=budget, steps=tuple(first + step for step in chosen))
 
 
 class _Recorder(Stepper):
@@ -57,16 +58,19 @@ class _Recorder(Stepper):
 
     def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
         super().__init__(session, run)
-        session.memory["velocities"], session.memory["levels"] = [], run.levels
+        session.memory["velocities"] = []
 
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
-        self.session.memory["velocities"].append(output.float().flatten().cpu())
+        memory, run = self.session.memory, self.run
+        if not memory["velocities"]:  # image-to-image starts further down
+            memory["levels"], memory["first"] = run.levels[run.step :], run.step
+        memory["velocities"].append(output.float().flatten().cpu())
         return make(output, sample)
 
 
 def record_velocities(
     pipe: Any, prompts: Sequence[str] | None, call: dict[str, Any]
-) -> list[tuple[torch.Tensor, list[float]]]:
-    """Guided velocities `[N, elements]` of each of some plain runs, and its noise levels."""
+) -> list[tuple[torch.Tensor, list[float], int]]:
+    """Guided velocities `[N, elements]` of each of some plain runs, their noise levels, and the first one's index."""
     runs = plain_runs(pipe, HeterogeneousSteps(), _Recorder, prompts, {"output_type": "latent", **call})
-    return [(torch.stack(memory["velocities"]), memory["levels"]) for memory in runs]
+    return [(torch.stack(memory["velocities"]), memory["levels"], memory["first"]) for memory in runs]
