@@ -8,6 +8,7 @@ import diffusion_loop as loop
 import numpy as np
 import pytest
 import torch
+from diffusers.models.transformers import transformer_wan
 
 import mmaccel
 from mmaccel import video
@@ -330,6 +331,18 @@ def test_one_cache_at_a_time_and_no_compiled_blocks():
     pipe.transformer.blocks[0].compile()
     with pytest.raises(UnsupportedTargetError, match="is compiled.*BlockCache"):
         mmaccel.accelerate(pipe, video.TokenCache())
+
+
+@pytest.mark.parametrize("method", (MIXED, video.HeterogeneousSteps(0.5, fraction=0.25, warmup=1)), ids=str)
+def test_attention_of_another_kernel_is_refused_before_a_token_is_chosen(method, monkeypatch):
+    """It would attend to the chosen tokens alone."""
+    pipe, start, call = loop.pipeline(WAN)
+    monkeypatch.setattr(transformer_wan, "dispatch_attention_fn", lambda query, *given, **more: query)
+    with mmaccel.accelerate(pipe, method) as fast:
+        with pytest.raises(UnsupportedTargetError, match='set_attention_backend."native".'):
+            fast(start, call)
+        monkeypatch.undo()
+        assert fast(start, call).isfinite().all()
 
 
 BAD = ({"budget": 0}, {"budget": 1.1}, {"interval": 0}, {"interval": 2.5}, {"warmup": 0}, {"cooldown": -1})

@@ -87,6 +87,7 @@ class KeysValues:
     def __init__(self, layers: int, kv: str = "native") -> None:
         self.cache = BranchCache(layers, *KINDS[kv])
         self.masks: dict[int, torch.Tensor] = {}  # over all keys, of each branch
+        self.is_reached = False  # whether attention went through torch's own
 
     def attend(
         self, layer: int, branch: int, subset: TokenSubset | None, forward: Forward, args: Any, kwargs: Any
@@ -99,7 +100,7 @@ class KeysValues:
         Raises
         ------
         UnsupportedTargetError
-            If the model has keys and values of its own to attend to.
+            If the model has keys and values of its own to attend to, or attends with another kernel than torch's.
         """
         if getattr(kwargs.get("kv_cache"), "mode", None) == "read":
             raise UnsupportedTargetError(
@@ -110,6 +111,7 @@ class KeysValues:
         def attention(
             function: Forward, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any
         ) -> torch.Tensor:
+            self.is_reached = True
             key, value = self.cache.write(layer, key, value, branch, None if subset is None else subset.places)
             if more.get("attn_mask") is not None:
                 if subset is None:
@@ -119,7 +121,13 @@ class KeysValues:
             return result
 
         with AttentionMode(attention):
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+        if not self.is_reached:
+            raise UnsupportedTargetError(
+                "tokens are chosen within torch's scaled_dot_product_attention, and this transformer attends with"
+                ' another kernel: call pipe.transformer.set_attention_backend("native") first'
+            )
+        return output
 
     def reset(self) -> None:
         """Forget all of it."""
