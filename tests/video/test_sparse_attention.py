@@ -3,9 +3,11 @@
 import copy
 from types import SimpleNamespace
 
+import diffusion_loop as loop
 import pytest
 import torch
 import torch.nn.functional as F
+from diffusers.models.transformers import transformer_wan
 
 import mmaccel
 from mmaccel.errors import SettingError, UnsupportedTargetError
@@ -204,6 +206,22 @@ def test_what_is_not_plain_self_attention_is_left_to_the_model(more):
     assert attention(original, query[0], query[0], query[0]) is not query and report.plain_keys == 2 * 256**2
 
 
+def test_attention_with_a_mask_stays_dense_and_the_report_says_so():
+    attention, report = attention_of()
+    for length in (32, 256):
+        query, mask = torch.randn(1, 2, length, 24), torch.ones(1, 1, 1, length, dtype=torch.bool)
+        attention(F.scaled_dot_product_attention, query, query, query, attn_mask=mask)
+    assert report.warnings == ["dense attention ran where it has a mask, over 256 tokens"]
+
+
+def test_attention_of_another_kernel_stays_as_it_is_and_the_report_says_so(monkeypatch):
+    model, arguments = examples.wan()
+    monkeypatch.setattr(transformer_wan, "dispatch_attention_fn", lambda query, *given, **more: query)
+    with mmaccel.accelerate(model, SparseAttention(min_length=64, always=True)) as fast:
+        fast(**arguments(1))
+        assert not fast.report.engaged and 'set_attention_backend("native")' in str(fast.report)
+
+
 def test_the_scale_of_the_model_is_kept():
     attention, report = attention_of(budget=0.9999)
     query, key, value = torch.randn(3, 1, 2, 256, 24)
@@ -291,6 +309,9 @@ def test_a_policy_by_place_needs_a_known_grid():
     model, _ = examples.flux()
     with pytest.raises(UnsupportedTargetError, match="FluxTransformer2DModel is not among"):
         mmaccel.accelerate(model, SparseAttention("radial"))
+    joint, _, _ = loop.pipeline("HunyuanVideoTransformer3DModel")  # text is among its tokens
+    with pytest.raises(UnsupportedTargetError, match="HunyuanVideoTransformer3DModel is not among LTX"):
+        mmaccel.accelerate(joint, SparseAttention("radial"))
     mmaccel.accelerate(model, SparseAttention()).remove()
 
 

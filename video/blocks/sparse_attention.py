@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,13 +28,19 @@ from ..families.adapter import (
     token_grid,
 )
 from ..families.compiled import refuse_compiled
-from ..families.families import arguments
+from ..families.families import FAMILIES, arguments
 from ..steps import warn
 
 BLOCK = 64
 BLOCK_POLICIES = ("pooled_top_k", "pooled_top_p", "sparge")
 GRID_POLICIES = ("radial", "sliding_tile")
+# Models of a known grid, without text among the tokens that attend to each other: it has no place.
+PLACED = tuple(sorted(name for name in GRIDS if FAMILIES[name].text is None))
 LARGEST_TILE = (4, 8, 8)  # tokens; smaller where the grid does not divide
+UNSEEN = (
+    "no self-attention went through torch's scaled_dot_product_attention: linear attention stays as it is, and where"
+    ' another kernel attends, call pipe.transformer.set_attention_backend("native") first'
+)
 Grid = tuple[int, int, int]
 
 
@@ -42,15 +49,14 @@ Grid = tuple[int, int, int]
 class SparseAttention(DiffusionMethod):
     """Self-attention of a diffusion transformer over chosen blocks of tokens, by a policy.
 
-    Cross-attention, attention with a mask and short sequences stay dense. Where the policy keeps so many blocks
-    that dense attention is faster on this machine, dense attention runs. Lossy.
+    Cross-attention, attention with a mask, as in HunyuanVideo, and short sequences stay dense. Where the policy keeps
+    so many blocks that dense attention is faster on this machine, dense attention runs. Lossy.
 
     Parameters
     ----------
     policy
         ``"pooled_top_k"`` (default), ``"pooled_top_p"`` and ``"sparge"`` choose by content, anew in every call;
-        ``"radial"`` and ``"sliding_tile"`` by place in a video, for models whose token grid is known (Wan,
-        HunyuanVideo, LTX).
+        ``"radial"`` and ``"sliding_tile"`` by place in a video, for models whose token grid is known (Wan, LTX).
     budget
         Share of all blocks to attend to, above 0 and at most 1 (exact); default 0.3.
     min_length
@@ -103,19 +109,29 @@ class SparseAttention(DiffusionMethod):
             raise UnsupportedTargetError(f"{type(adapter.target).__name__} has no transformer to make sparse")
         for denoiser in denoisers:
             name = type(denoiser).__name__
-            if self.policy in GRID_POLICIES and name not in GRIDS:
+            if self.policy in GRID_POLICIES and name not in PLACED:
                 raise UnsupportedTargetError(
                     f"policy {self.policy!r} needs to know how tokens lie in a video, and {name} is not among"
-                    f" {', '.join(sorted(GRIDS))}: use policy='pooled_top_k'"
+                    f" {', '.join(PLACED)}: use policy='pooled_top_k'"
                 )
             if not self.exact:
                 refuse_compiled(self.name, "use video.HeterogeneousSteps, which chooses steps", *denoiser.modules())
 
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
-        if not self.exact:
-            for denoiser in session.adapter.denoisers():
-                attention = _Attention(self, session)
-                intercept_sdpa(stack, denoiser, attention, before=attention.begin)
+        if self.exact:
+            return
+        for denoiser in session.adapter.denoisers():
+            attention = _Attention(self, session)
+            intercept_sdpa(stack, denoiser, attention, before=attention.begin)
+
+        @contextmanager
+        def told() -> Iterator[None]:
+            yield
+            if not session.report.plain_keys:
+                warn(session.report, UNSEEN)
+
+        session.around.append(told)
+        stack.callback(session.around.remove, told)
 
 
 class _Attention:
@@ -147,6 +163,8 @@ class _Attention:
         # as many keys as the text has may be the text's, to which all tokens attend
         alike = query.ndim == 4 and key.shape == value.shape and key.shape[2] == length != self.text
         fits = alike and attn_mask is None and not dropout_p and not is_causal and length >= self.method.min_length
+        if alike and attn_mask is not None and length >= self.method.min_length:
+            warn(self.session.report, f"dense attention ran where it has a mask, over {length} tokens")
         order, plan = self._chosen(query, key) if fits else (None, None)
         if plan is None:
             if alike:
