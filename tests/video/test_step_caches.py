@@ -1,5 +1,7 @@
 """EasyCache, TeaCache and BlockCache: what the contract does not see."""
 
+import math
+
 import diffusers
 import diffusion_loop as loop
 import numpy
@@ -447,6 +449,7 @@ def test_tea_cache_polynomial():
     assert video.TeaCache(coefficients=[1, 0, 0]).rescaled(0.5) == 0.25
     assert video.TeaCache(coefficients=(-1.0, 0.0)).rescaled(0.5) == 0
     assert video.TeaCache().rescaled(0.3) == 0.3
+    assert video.TeaCache(coefficients=(-1.0, 3.0)).rescaled(math.inf) == math.inf, "of other tokens than before"
     assert video.TeaCache.from_settings(video.TeaCache(coefficients=(1, 2)).settings()).coefficients == (1.0, 2.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -82,8 +83,11 @@ class TeaCache(StepCache):
         self._check_list("coefficients", allowed, lambda c: is_number(c, float("-inf")), least=1)
 
     def rescaled(self, change: float) -> float:
-        """The output's change that is estimated from a change of the modulated input; never below 0."""
-        if self.coefficients is None:
+        """The output's change that is estimated from a change of the modulated input; never below 0.
+
+        Of none that is finite, as where the input has other tokens than before, there is nothing to estimate.
+        """
+        if self.coefficients is None or not math.isfinite(change):
             return change
         return max(0.0, float(numpy.polyval(self.coefficients, change)))
 
