@@ -59,6 +59,15 @@ def test_time_may_run_either_way():
         assert calls == [0.0, 0.25] and hook.computed == [True, True, False, False]
 
 
+def test_a_first_frame_that_is_held_says_nothing_of_the_step():
+    """Its own timestep stays where it is, which is 0 in most models."""
+    hook, calls = EasyCacheHook(4, threshold=1e6, warmup=2, cooldown=0), []
+    model = hooked(hook, calls)
+    for level in (4.0, 3.0, 2.0, 1.0):
+        model(torch.full((1, 2), level), torch.tensor([[0.0, level]]))
+    assert len(calls) == 2 and hook.computed == [True, True, False, False]
+
+
 def test_runs_of_one_step_are_runs_of_their_own():
     hook, calls = EasyCacheHook(1), []
     model = hooked(hook, calls)

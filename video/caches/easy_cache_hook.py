@@ -89,7 +89,7 @@ class EasyCacheHook(ModelHook):
         """Find out which step and branch this is."""
         if timestep is None:
             raise SettingError(f"{name} is not told the timestep: use mmaccel.accelerate(pipe, video.EasyCache())")
-        level = float(torch.as_tensor(timestep).flatten()[0])
+        level = float(torch.as_tensor(timestep).float().mean())  # a first frame that is held has one of its own
         turns = (level - self.level) * self.moved < 0  # it rises in models that are told how much of a run is done
         if turns or self.run.step < 0 or self.steps == 1:  # a run of one step has one level
             self._begin()
