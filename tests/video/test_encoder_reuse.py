@@ -130,6 +130,24 @@ def test_prior_noise_is_that_of_the_beginning(scheduler):
         assert not fast.report.warnings
 
 
+def test_prior_noise_is_for_the_second_half_also_where_times_are_logarithms_of_the_noise():
+    """As in Stable Video Diffusion."""
+    pipe, arguments = examples.unet_pipeline()
+    kind = {"timestep_type": "continuous", "prediction_type": "v_prediction", "use_karras_sigmas": True}
+    pipe.scheduler = diffusers.EulerDiscreteScheduler(**kind)
+    found = []
+    for share in (0.0, 0.01):
+        found.append(latents := [])
+
+        def look(pipe, step, time, given, latents=latents):
+            latents.append(given["latents"].clone())
+            return given
+
+        with mmaccel.accelerate(pipe, video.EncoderReuse(keys=None, prior_noise=share)) as fast:
+            fast(**arguments(steps=12), callback_on_step_end=look)
+    assert [torch.equal(*pair) for pair in zip(*found, strict=True)] == [True] * 5 + [False] * 7
+
+
 def test_prior_noise_outlives_guidance_and_needs_no_reuse():
     def unguided(pipe, step, _, given):
         if step == 2:

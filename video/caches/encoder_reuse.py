@@ -182,10 +182,15 @@ class _Stepper(CacheStepper):
         began, following = run.began, run.step + 1
         if began is None or began.shape != sample.shape or following == run.steps:
             return result
-        if run.levels[following] < HALF:
+        if self._is_late(following):
             next(tensors(result)).add_(began, alpha=share)
             self.report.engaged = True  # also where the encoder runs in every step
         return result
+
+    def _is_late(self, step: int) -> bool:
+        """Whether it is in the second half of the time; of the steps, where times are logarithms of the noise."""
+        levels, steps = self.run.levels, self.run.steps
+        return step >= steps / 2 if levels[0] < HALF else levels[step] < HALF
 
     def part(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """One part of the encoder. Features are copied, because FreeU and adapters change them in place."""
