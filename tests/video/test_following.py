@@ -374,7 +374,7 @@ def test_plans_refuse_a_bare_transformer_and_compiled_blocks():
     assert mmaccel.plan(model, video.SparseAttention())
     model.blocks[0].compile()
     pipe = without_encoders(diffusers.WanPipeline, model)
-    for method in OF_TOKENS:
+    for method in (*OF_TOKENS, video.TeaCache()):
         with pytest.raises(UnsupportedTargetError, match="compiled"):
             mmaccel.plan(pipe, method)
 

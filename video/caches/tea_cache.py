@@ -20,6 +20,7 @@ from mmaccel.stepping.tensors import relative_change, tensors
 
 from ..blocks.reuse import BlockStepper, Reuse, Streams, check_families
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
+from ..families.compiled import refuse_compiled
 from ..families.families import Family
 from ..recording import plain_runs
 from ..steps import Forward
@@ -93,6 +94,9 @@ class TeaCache(StepCache):
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         super().check(adapter)
+        for denoiser in adapter.denoisers():
+            advice = "use video.EasyCache, or video.BlockCache if the blocks alone are compiled"
+            refuse_compiled(self.name, advice, *denoiser.modules())
         for family, denoiser in check_families(adapter, self.name):
             if not family.attention:
                 raise UnsupportedTargetError(
