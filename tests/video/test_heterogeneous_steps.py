@@ -313,6 +313,17 @@ def test_solved_steps_stay_where_a_second_transformer_takes_over():
             assert [k for k, share in enumerate(shares) if share] == sorted({*chosen, boundary}) != list(chosen)
 
 
+def test_a_second_transformer_with_fewer_steps_than_the_warm_up_computes_them_all():
+    (first, arguments), (second, _) = examples.wan_pipeline(0), examples.wan_pipeline(1)
+    pipe = WanPipeline(**{**first.components, "transformer_2": second.transformer}, boundary_ratio=0.3)
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(warmup=4)) as fast:
+        run(fast, arguments(1, steps=12))
+        boundary = next(k for k, level in enumerate(trace_of(fast).levels) if level < 0.3)
+        assert boundary > 8 and fast.report.details["steps"][boundary:] == [1.0] * (12 - boundary)
+        assert fast.report.engaged
+
+
 def test_keys_and_values_are_let_go_after_each_run(wan, monkeypatch):
     pipe, call = wan
     made = []

@@ -76,3 +76,10 @@ def test_the_trace_is_that_of_the_last_size(tmp_path):
     assert len(fast.report.details["steps"]) == 16, "the report is of all"
     assert trace.heat_map().shape == (examples.FRAMES, 2 * examples.HEIGHT, examples.WIDTH)
     trace.save(tmp_path / "trace.png")
+
+
+def test_a_warm_up_longer_than_what_is_left_ends_with_the_run():
+    pipe, arguments = examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(warmup=11)) as fast:
+        fast(**arguments(1, steps=16), callback_on_step_end=grow)
+        assert fast.report.details["steps"] == [1.0] * 16

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmaccel.cache import require_memory
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.stepping.allocation import TARGETS, StepAllocation
 from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, groups, refresh
@@ -41,6 +41,7 @@ class HeterogeneousRun(Stepper):
         self.method, self.parts = method, parts
         self.outputs: dict[int, Any] = {}  # of the branches, in the last step that computed any
         self.expert: int | None = None
+        self.goes_on = run.step > 0  # after a run that had to start over
         self.trace = Trace(run.levels[:-1])
         together = FrameRun(run.levels, {step: step for step in range(run.steps)}, session.target.scheduler)
         self.frames = run.frames or [together]
@@ -100,6 +101,13 @@ class HeterogeneousRun(Stepper):
         if warmup is None and method.interval is None and self.expert is None:  # not where another expert goes on
             warmup = default_warmup(steps, budget)
         return refresh(steps, budget, warmup, method.cooldown, method.interval, fraction=method.fraction or 0.0)
+
+    def _rest(self, steps: int, budget: float) -> Schedule:
+        """What is left of a run that goes on: all of it is computed where warm-up and cool-down do not fit in it."""
+        try:
+            return self._solve(steps, budget)
+        except SettingError:
+            return Schedule((1.0,) * steps)
 
     def _is_short(self, steps: int) -> bool:
         """Whether a run of so many steps is better computed than forecast; what a second expert has left is none."""
@@ -165,7 +173,7 @@ class HeterogeneousRun(Stepper):
         if self.expert not in (None, run.expert):
             allocation.restart()
             if method.steps is None:
-                allocation.schedule = allocation.schedule.resolved(run.step, method.budget, self._solve)
+                allocation.schedule = allocation.schedule.resolved(run.step, method.budget, self._rest)
         self.expert = run.expert
         if not run.frames:
             allocation.begin(run.step)
@@ -181,7 +189,7 @@ class HeterogeneousRun(Stepper):
         """Spread the budget over the steps that are made: image-to-image starts further down."""
         run, left = self.run, self.run.steps - self.run.step
         if run.step and self.method.steps is None:
-            rest = self._solve(left, self.method.budget)
+            rest = (self._rest if self.goes_on else self._solve)(left, self.method.budget)
             self._share_out(Schedule((0.0,) * run.step + rest.fractions))
         if self._is_short(left):
             for allocation in self.allocations:
