@@ -35,6 +35,12 @@ def context_group(denoiser: torch.nn.Module) -> Any:
     return None if config is None else config._flattened_mesh.get_group()
 
 
+def execution_device(pipe: Any) -> torch.device:
+    """Where a pipeline computes; an off-loaded transformer waits elsewhere between its calls."""
+    device: torch.device = pipe._execution_device
+    return device
+
+
 def forget_registry(denoiser: torch.nn.Module) -> None:
     """Delete an empty hook registry, which any call within `cache_context` makes."""
     registry = vars(denoiser).get(REGISTRY)

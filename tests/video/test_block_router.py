@@ -114,6 +114,15 @@ def test_what_does_not_fit_is_said_and_nothing_is_left(made, change, said):
     assert torch.equal(pipe(**call)[0], plain)
 
 
+def test_a_draft_is_to_be_where_the_pipeline_computes(made, monkeypatch):
+    """Under `enable_model_cpu_offload()` the transformer waits elsewhere between its calls."""
+    pipe, call, _ = made
+    monkeypatch.setattr(type(pipe), "_execution_device", torch.device("meta"))
+    told = "float32 on cpu, .* on meta: draft.to"
+    with mmaccel.accelerate(pipe, video.BlockRouter(latents=True)) as fast, pytest.raises(SettingError, match=told):
+        fast(**call)
+
+
 def test_without_a_draft_or_a_cache_the_plain_video_is_drawn(made):
     pipe, call, _ = made
     plain = pipe(**call)[0]

@@ -282,6 +282,7 @@ def test_the_private_names_are_there():
     broadcast = PyramidAttentionBroadcastHook((0, 1), 2, lambda: 0)
     broadcast.initialize_hook(model)
     assert "state" in vars(broadcast) and type(broadcast.state)().cache is None
+    assert private.execution_device(pipe) == torch.device("cpu")
 
 
 @pytest.mark.parametrize("first", (0, 3))

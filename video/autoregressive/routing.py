@@ -12,6 +12,7 @@ from mmaccel.errors import SettingError
 from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import PipelineSession
+from ..private import execution_device
 from ..steps import warn
 
 if TYPE_CHECKING:
@@ -159,8 +160,9 @@ class Routing:
             mine, own = getattr(self.small.config, key), getattr(large.config, key)
             if mine != own:
                 raise SettingError(f"{name} has {key}={mine}, and the pipeline's transformer {own}: they must be equal")
-        if (self.small.device, self.small.dtype) != (large.device, large.dtype):
+        wanted, device = execution_device(self.pipe), self.small.device
+        if wanted not in (device, torch.device(device.type)) or self.small.dtype != large.dtype:  # "cuda:0" is "cuda" too
             raise SettingError(
-                f"{name} is {self.small.dtype} on {self.small.device}, and the pipeline's transformer {large.dtype} on"
-                f" {large.device}: draft.to({str(large.device)!r}, {large.dtype})"
+                f"{name} is {self.small.dtype} on {device}, and the pipeline's transformer {large.dtype} on"
+                f" {wanted}: draft.to({str(wanted)!r}, {large.dtype})"
             )
