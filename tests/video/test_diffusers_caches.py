@@ -169,6 +169,16 @@ def test_mag_cache_learns_in_the_first_run():
         assert fast(start, call, steps=9).shape == plain.shape
 
 
+def test_mag_cache_reuses_nothing_that_its_first_run_left_out():
+    """As image-to-image does, which begins further down."""
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, video.MagCache(threshold=0.9, max_skips=20, warmup=1)) as fast:
+        fast(start, call, steps=12, first=6)
+        assert "measured its ratios in this run" in str(fast.report)
+        fast(start, call, steps=12)
+        assert fast.report.details["computed"][: 2 * 7] == [1.0] * 14 and fast.report.engaged
+
+
 def test_mag_cache_goes_by_the_ratios_of_the_first_run():
     pipe, start, call = loop.pipeline(WAN)
     measured = video.calibrate_mag_cache(pipe, start=start, call=call, steps=9).ratios

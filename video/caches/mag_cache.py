@@ -128,6 +128,9 @@ class Recorder(BlockStepper):
         if self.run.step < self.run.steps - 1:  # some pipelines leave out the sampler's last step
             self.warn(f"MagCache measured no ratios: the run ended after {self.run.step} of {self.run.steps} steps")
             return
+        first = self.cache.first_step or 0
+        if first:  # of steps that image-to-image leaves out nothing is known: with 0 they are computed in other runs
+            self.ratios[: first + 1] = [0.0] * (first + 1)
         self.session.memory[self.method.name] = tuple(self.ratios)
         self.warn("MagCache measured its ratios in this run and reused nothing; the next runs will")
 
