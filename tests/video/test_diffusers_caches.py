@@ -14,8 +14,11 @@ from diffusers import hooks
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import ConflictError, UnsupportedTargetError
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples, private
+from mmaccel.video.caches.diffusers_cache import HookStepper
+from mmaccel.video.samplers import levels_of
 
 WAN = "WanTransformer3DModel"
 METHODS = (
@@ -270,6 +273,15 @@ def test_faster_cache_estimates_the_second_branch_in_one_batch():
         assert fast.report.engaged
     hook.remove()
     assert set(sizes) == {1, 2} and sizes[0] == 2
+
+
+def test_timesteps_of_a_sampler_that_counts_from_0_to_1_are_those_of_its_levels():
+    """MiniMax-H3's, in which 1 is clean."""
+    scheduler = diffusers.MiniMaxH3Scheduler()
+    scheduler.set_timesteps(5)
+    session = SimpleNamespace(target=SimpleNamespace(scheduler=scheduler))
+    stepper = SimpleNamespace(run=SamplerRun(4, levels_of(scheduler), step=1), session=session)
+    assert HookStepper.timestep.fget(stepper) == pytest.approx(1000 * float(scheduler.sigmas[1]))
 
 
 def test_the_private_names_are_there():

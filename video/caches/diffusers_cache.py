@@ -28,6 +28,7 @@ from .step_cache import CacheStepper, StepCache
 
 UNREGISTERED = "diffusers does not list its blocks"
 UNFOUND = "diffusers finds no attention in its blocks"
+TRAINED = 1000  # timesteps for which ranges of them are given
 
 
 class DiffusersCache(StepCache):
@@ -100,10 +101,11 @@ class HookStepper(CacheStepper):
 
     @property
     def timestep(self) -> float:
-        """The sampler's timestep, the mean one where frames have samplers of their own."""
+        """The sampler's timestep; by the noise level where frames have samplers of their own, or it is no count."""
         run, scheduler = self.run, self.session.target.scheduler
-        if run.frames:
-            return float(run.levels[run.step] * scheduler.config.num_train_timesteps)
+        trained = scheduler.config.get("num_train_timesteps")
+        if run.frames or trained is None:
+            return float(run.levels[run.step] * (trained or TRAINED))
         return float(scheduler.timesteps[run.step])
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
