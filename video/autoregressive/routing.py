@@ -160,8 +160,9 @@ class Routing:
             mine, own = getattr(self.small.config, key), getattr(large.config, key)
             if mine != own:
                 raise SettingError(f"{name} has {key}={mine}, and the pipeline's transformer {own}: they must be equal")
+        # where a draft on "cuda:0" is on "cuda" too
         wanted, device = execution_device(self.pipe), self.small.device
-        if wanted not in (device, torch.device(device.type)) or self.small.dtype != large.dtype:  # "cuda:0" is "cuda" too
+        if wanted not in (device, torch.device(device.type)) or self.small.dtype != large.dtype:
             raise SettingError(
                 f"{name} is {self.small.dtype} on {device}, and the pipeline's transformer {large.dtype} on"
                 f" {wanted}: draft.to({str(wanted)!r}, {large.dtype})"
