@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,9 +83,9 @@ class EasyReuse(StepReuse):
             self._predict(inputs)
         bases = iter(inputs if adds else [])
         if self.skips:
-            return map_tensors(lambda residual: plus(residual, next(bases, None)), self.state.residual), 0.0
+            return map_tensors(lambda residual: plus(residual, _base(residual, bases)), self.state.residual), 0.0
         output = compute()
-        self.computed(map_tensors(lambda x: plus(x, next(bases, None), -1), output))
+        self.computed(map_tensors(lambda x: plus(x, _base(x, bases), -1), output))
         if self.leads:
             self.state.measure(inputs, [x.clone() for x in tensors(output)])
         return output, 1.0
@@ -97,3 +97,10 @@ class EasyReuse(StepReuse):
         if self.may_reuse and state.ratio is not None:
             state.error += state.predict(inputs, seen)
             self.decide(state.error)
+
+
+def _base(output: torch.Tensor, bases: Iterator[torch.Tensor]) -> torch.Tensor | None:
+    """The input of an output; None where its tokens `[B, S, C]` are others, since theirs may be anywhere among them."""
+    base = next(bases, None)
+    differs = base is not None and base.ndim == output.ndim == 3 and base.shape[1] != output.shape[1]
+    return None if differs else base

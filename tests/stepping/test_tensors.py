@@ -64,6 +64,16 @@ def test_a_model_whose_input_stands_still_predicts_nothing():
     assert done == [1.0] * 6 and cache.advice() == "no step had a finite change" and cache.too_short() == ""
 
 
+def test_an_output_with_tokens_of_the_text_too_is_reused_as_it_is():
+    """As in Qwen-Image 2.1, where the text comes first: the input would be added to other tokens than its own."""
+    run = SamplerRun(4, [0.0] * 5)
+    cache = EasyReuse(run, threshold=9.0, warmup=2, cooldown=0)
+    for run.step in range(4):
+        run.branch, given = 0, torch.full((1, 3, 2), 1.0 + run.step)
+        output, done = cache.answer([given], lambda given=given: torch.cat([0 * given[:, :1], 2 * given], 1))
+    assert done == 0 and output[0, :, 0].tolist() == [0.0, 4.0, 4.0, 4.0]
+
+
 def test_what_a_caller_overwrites_is_remembered_as_it_was():
     run = SamplerRun(5, [0.0] * 6)
     cache, found = EasyReuse(run, threshold=9.0, warmup=2, cooldown=0), []
