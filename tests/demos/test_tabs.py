@@ -253,6 +253,12 @@ def test_own_methods_stand_for_the_preset():
         Choice.of(LIMITS, "m", "fast", "", str(MOST_SEED + 1))
 
 
+@pytest.mark.parametrize("text", ("vlm.StoredContext:folder=kept,least=1", "vlm.JoinedContext:gigabytes=0.01"))
+def test_methods_that_keep_files_are_none_of_a_visitor(text):
+    with pytest.raises(SettingError, match="keeps files on the machine of this page"):
+        Choice.of(LIMITS, "m", "fast", text, "0")
+
+
 def test_the_code_of_models_from_elsewhere():
     """With what was asked for, and without a plain run where none was made."""
     values = ("own/pipe", "image.ZipAR:window=2\nvideo.EasyCache", "5", "9", "32", "48", "2.5")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmaccel.cli.model_arguments import parse_method
+from mmaccel.errors import SettingError
 from mmaccel.method import Method
 
 from ..limits import Limits, number
@@ -47,10 +48,10 @@ class Choice:
         Raises
         ------
         SettingError, UnknownNameError
-            If it is nothing that could run.
+            If it is nothing that could run, or keeps files here.
         """
         lines = limits.method(method).splitlines()
-        methods = tuple(parse_method(line.strip()) for line in lines if line.strip())
+        methods = tuple(_own_method(line.strip()) for line in lines if line.strip())
         seed = number("seed", seed, 0, MOST_SEED)
         seed = secrets.randbelow(MOST_SEED + 1) if seed is None else seed
         return cls(model, None if methods else str(preset), methods, seed)
@@ -62,3 +63,11 @@ class Choice:
     def parts(self) -> list[str]:
         """The parts of mmaccel that :meth:`python` names."""
         return sorted({method.name.split(".")[0] for method in self.methods})
+
+
+def _own_method(text: str) -> Method:
+    """A method as a visitor typed it; none that keeps files, which would lie outside all limits."""
+    method: Method = parse_method(text)
+    if "folder" in method.settings():
+        raise SettingError(f"{method.name} keeps files on the machine of this page: choose another method")
+    return method
