@@ -15,14 +15,12 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from ..errors import SettingError, WeightsError
-from ..files.foreign_json import read_json
+from ..errors import SettingError, shown
 from ..files.output import replacing
 from .items import Item
 from .work import Made
 
 FOLDER, FORMAT = ".mmaccel", 1
-MOST_BYTES = 1 << 20  # of a manifest
 
 
 class OutputFolder:
@@ -88,9 +86,9 @@ class OutputFolder:
         if path.exists() and self.records:
             advice = f"choose another -o, or delete {self.path}"
             try:
-                found = read_json(path, MOST_BYTES, advice)
-            except WeightsError as error:
-                raise SettingError(str(error)) from error
+                found = json.loads(path.read_bytes())
+            except (ValueError, RecursionError) as error:
+                raise SettingError(f"{path} is not JSON ({error}): {advice}") from error
             wanted = json.loads(json.dumps(self.manifest))
             if found != wanted:
                 raise SettingError(f"{self.path} holds outputs of another run ({_difference(found, wanted)}): {advice}")
@@ -173,4 +171,4 @@ def _difference(found: Any, wanted: dict[str, Any]) -> str:
     if not isinstance(found, dict):
         return "its manifest is none"
     name = next(name for name in (*wanted, *found) if found.get(name) != wanted.get(name))
-    return f"{name} was {found.get(name)!s:.80} and is {wanted.get(name)!s:.80}"
+    return f"{name} was {shown(found.get(name))} and is {shown(wanted.get(name))}"

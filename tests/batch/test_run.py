@@ -89,7 +89,7 @@ def test_what_is_finished_is_not_made_again(tmp_path):
 
 def test_other_settings_items_and_files_are_refused(tmp_path):
     made(tmp_path, items("a"), {"kind": "toy"})
-    with pytest.raises(SettingError, match=r"holds outputs of another run \(kind was toy and is other\)"):
+    with pytest.raises(SettingError, match=r"holds outputs of another run \(kind was 'toy' and is 'other'\)"):
         made(tmp_path, items("a"), {"kind": "other"})
     with pytest.raises(SettingError, match="made from another item with this key"):
         made(tmp_path, items("b"), {"kind": "toy"})
@@ -100,6 +100,14 @@ def test_other_settings_items_and_files_are_refused(tmp_path):
     (tmp_path / ".mmaccel/manifest.json").write_text("{")
     with pytest.raises(SettingError, match="is not JSON"):
         made(tmp_path, items("a"), {"kind": "toy"})
+
+
+def test_an_option_of_several_lines_is_the_same_the_next_time(tmp_path):
+    asked = {"question": "what moves?\n\twhere to?\u200f"}
+    made(tmp_path, items("a"), asked)
+    assert made(tmp_path, items("a"), asked)[0].before == 1
+    with pytest.raises(SettingError, match=r"question was 'what moves\?\\n\\twhere to\?\\u200f' and is 'why\?'"):
+        made(tmp_path, items("a"), {"question": "why?"})
 
 
 def test_a_run_that_made_nothing_binds_nobody(tmp_path):
