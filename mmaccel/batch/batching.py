@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +33,11 @@ class Batching(ABC):
     files: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[tuple[str, ...]]
     help: ClassVar[str]
+
+    def files_of(self, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """Those fields of an item that name files."""
+        names = (*((self.field,) if self.reads else ()), *self.files)
+        return tuple(name for name in names if name in fields)
 
     @abstractmethod
     def add_item(self, parser: Any) -> None:

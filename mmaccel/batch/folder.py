@@ -126,7 +126,8 @@ class OutputFolder:
                 f"{output} is there already, and this run did not make it: move it, or choose another -o"
             )
         if record is not None and record.get("digest") != item.digest():
-            raise SettingError(f"{output} was made from another item with this key: delete it, or choose another -o")
+            why = "from another item with this key, or from a file that has changed since"
+            raise SettingError(f"{output} was made {why}: delete it, or choose another -o")
         return record is not None
 
     def temporary(self, number: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -32,15 +33,24 @@ class Item:
         What it has.
     problem
         Why it cannot be read; empty where it can.
+    files
+        The fields that name files.
     """
 
     key: str
     fields: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+    files: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """Equal for equal fields."""
-        return hashlib.sha256(json.dumps(self.fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        """Equal for equal fields, where a file is what it holds, wherever it lies."""
+        fields = {**self.fields, **{name: _content(self.fields[name]) for name in self.files}}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _content(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_items(path: Path, batching: Batching, root: Path | None = None) -> list[Item]:
@@ -85,7 +95,8 @@ def _of_folder(folder: Path, endings: tuple[str, ...], batching: Batching) -> It
             continue
         key = place.with_suffix("").as_posix()
         value, problem = (str(path.absolute()), "") if batching.reads else _text(path)
-        yield Item(key, {batching.field: value}, problem or _refused(key))
+        fields: dict[str, Any] = {batching.field: value}
+        yield Item(key, fields, problem or _refused(key), batching.files_of(fields))
 
 
 def _text(path: Path) -> tuple[str, str]:
@@ -146,7 +157,8 @@ def _of_rows(rows: Iterable[Any], batching: Batching, root: Path) -> Iterator[It
         key = str(fields.pop("key", usual))
         refused = _refused(key)
         problem = refused or _lacking(fields, batching) or _placed(fields, batching, root)
-        yield Item(usual if refused else key, fields, f"row {number}: {problem}" if problem else "")
+        told = f"row {number}: {problem}" if problem else ""
+        yield Item(usual if refused else key, fields, told, batching.files_of(fields))
 
 
 def _refused(key: str) -> str:
@@ -173,11 +185,11 @@ def _lacking(fields: dict[str, Any], batching: Batching) -> str:
 
 def _placed(fields: dict[str, Any], batching: Batching, root: Path) -> str:
     """Make paths of files absolute; why one is refused, or empty."""
-    names = (*((batching.field,) if batching.reads else ()), *batching.files)
-    for name in names:
-        if name in fields:
-            path = (root / str(fields[name])).resolve()
-            if not path.is_relative_to(root):
-                return f"{name}={shown(fields[name])} is not below {root}: say --root FOLDER"
-            fields[name] = str(path)
+    for name in batching.files_of(fields):
+        path = (root / str(fields[name])).resolve()
+        if not path.is_relative_to(root):
+            return f"{name}={shown(fields[name])} is not below {root}: say --root FOLDER"
+        if not os.path.isfile(path):
+            return f"{name}={shown(fields[name])}: there is no file {path}"
+        fields[name] = str(path)
     return ""

@@ -53,8 +53,7 @@ class Worker:
     def make(self, task: Task) -> Made:
         """Make an item."""
         assert self.batching is not None
-        names = (*((self.batching.field,) if self.batching.reads else ()), *self.batching.files)
-        files = [Path(task.item.fields[name]) for name in names if name in task.item.fields]
+        files = [Path(task.item.fields[name]) for name in self.batching.files_of(task.item.fields)]
         missing = next((file for file in files if not file.exists()), None)
         return self.work.make(task) if missing is None else Made(task, error=_unseen(missing, "files"))
 

@@ -74,12 +74,17 @@ def test_keys_that_some_file_systems_do_not_tell_apart_are_refused(tmp_path):
 
 
 def test_files_that_rows_name_lie_below_the_root(tmp_path):
+    for name in ("a.png", "r/a.json", "files/a.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
     rows = [{"picture": "a.png", "regions": "r/a.json"}, {"picture": "../a.png"}, {"picture": "/etc/a.png"}]
     inside, above, elsewhere = read_items(listed(tmp_path, *rows), Seen())
     assert inside.fields == {"picture": str(tmp_path / "a.png"), "regions": str(tmp_path / "r/a.json")}
-    assert "is not below" in above.problem and "--root" in elsewhere.problem
+    assert not inside.problem and "is not below" in above.problem and "--root" in elsewhere.problem
     (found,) = read_items(listed(tmp_path, {"picture": "a.png"}), Seen(), tmp_path / "files")
     assert found.fields["picture"] == str(tmp_path / "files" / "a.png")
+    (gone,) = read_items(listed(tmp_path, {"picture": "b.png"}), Seen())
+    assert f"picture='b.png': there is no file {tmp_path / 'b.png'}" in gone.problem
 
 
 def test_nothing_to_do_and_no_list_are_errors(tmp_path):
@@ -114,3 +119,15 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match="pip install pyarrow"):
         read_items(listed(tmp_path, {"text": "a"}, name="items.parquet"), Echo())
+
+
+def test_an_item_is_what_its_files_hold_wherever_they_lie(tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_text("x")
+    (here,), (there,) = (read_items(tmp_path / name, Seen()) for name in ("here", "there"))
+    (row,) = read_items(listed(tmp_path / "here", {"picture": "a.png"}), Seen())
+    before = here.digest()
+    assert before == there.digest() == row.digest()
+    (tmp_path / "here" / "a.png").write_text("y")
+    assert here.digest() != before == there.digest()
