@@ -18,7 +18,7 @@ TEXT = ".txt"  # of a folder's files, where a kind takes texts
 LONGEST_TEXT, LONGEST_LINE = 1 << 16, 1 << 20  # bytes
 LONGEST_NAME, LONGEST_KEY = 200, 1000  # bytes, without folder and ending
 # Of a part of a key, which names a file: nothing that a file system, or a terminal, takes for something else.
-PART = re.compile(r"""[^./\\:*?"<>|\x00-\x1f\x7f ][^/\\:*?"<>|\x00-\x1f\x7f]{0,119}""")
+PART = re.compile(r"""[^./\\:*?"<>|\x00-\x1f\x7f ][^/\\:*?"<>|\x00-\x1f\x7f]*""")
 
 
 @dataclass
@@ -96,7 +96,9 @@ def _of_folder(folder: Path, endings: tuple[str, ...], batching: Batching) -> It
         key = place.with_suffix("").as_posix()
         value, problem = (str(path.absolute()), "") if batching.reads else _text(path)
         fields: dict[str, Any] = {batching.field: value}
-        yield Item(key, fields, problem or _refused(key), batching.files_of(fields))
+        if not _is_name(key):
+            problem = f"{shown(str(place))} cannot name an output: rename it, or give a list with a `key`"
+        yield Item(key, fields, problem, batching.files_of(fields))
 
 
 def _text(path: Path) -> tuple[str, str]:
@@ -155,16 +157,15 @@ def _of_rows(rows: Iterable[Any], batching: Batching, root: Path) -> Iterator[It
             continue
         fields = {name: value for name, value in row.items() if value is not None}
         key = str(fields.pop("key", usual))
-        refused = _refused(key)
+        refused = "" if _is_name(key) else f"key={shown(key)} is no name of a file: use letters, digits, - and _"
         problem = refused or _lacking(fields, batching) or _placed(fields, batching, root)
         told = f"row {number}: {problem}" if problem else ""
         yield Item(usual if refused else key, fields, told, batching.files_of(fields))
 
 
-def _refused(key: str) -> str:
-    """Why a key names no file below the output's folder; empty where it does."""
-    good = all(PART.fullmatch(part) and not part.endswith((" ", ".")) for part in key.split("/")) and _fits(key)
-    return "" if good else f"key={shown(key)} is no name of a file: use letters, digits, - and _"
+def _is_name(key: str) -> bool:
+    """Whether a key names a file below the output's folder."""
+    return all(PART.fullmatch(part) and not part.endswith((" ", ".")) for part in key.split("/")) and _fits(key)
 
 
 def _fits(key: str) -> bool:
@@ -186,7 +187,10 @@ def _lacking(fields: dict[str, Any], batching: Batching) -> str:
 def _placed(fields: dict[str, Any], batching: Batching, root: Path) -> str:
     """Make paths of files absolute; why one is refused, or empty."""
     for name in batching.files_of(fields):
-        path = (root / str(fields[name])).resolve()
+        try:
+            path = (root / str(fields[name])).resolve()
+        except (ValueError, RuntimeError) as error:  # characters that no path has, or links in a circle
+            return f"{name}={shown(fields[name])} is no path: {error}"
         if not path.is_relative_to(root):
             return f"{name}={shown(fields[name])} is not below {root}: say --root FOLDER"
         if not os.path.isfile(path):

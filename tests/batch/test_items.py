@@ -30,6 +30,14 @@ def test_files_of_a_folder_are_items_by_their_place(tmp_path):
     assert found == {"a": {"picture": str(tmp_path / "a.png")}, "b/c": {"picture": str(tmp_path / "b/c.JPG")}}
 
 
+def test_files_whose_names_cannot_name_outputs_are_to_be_renamed(tmp_path):
+    for name in ("What?", "12:30", "x" * 201, "y" * 200):
+        (tmp_path / f"{name}.png").write_text("x")
+    found = {item.key: item.problem for item in read_items(tmp_path, Seen())}
+    assert not found.pop("y" * 200) and set(found) == {"What?", "12:30", "x" * 201}
+    assert all("rename it, or give a list with a `key`" in problem for problem in found.values())
+
+
 def test_texts_of_a_folder_are_read(tmp_path):
     (tmp_path / "a.txt").write_text(" red heart\n")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
@@ -85,6 +93,13 @@ def test_files_that_rows_name_lie_below_the_root(tmp_path):
     assert found.fields["picture"] == str(tmp_path / "files" / "a.png")
     (gone,) = read_items(listed(tmp_path, {"picture": "b.png"}), Seen())
     assert f"picture='b.png': there is no file {tmp_path / 'b.png'}" in gone.problem
+
+
+def test_what_is_no_path_is_wrong_with_its_row_alone(tmp_path):
+    (tmp_path / "a.png").write_text("x")
+    rows = [{"picture": path} for path in ("a.png", "a\0.png", "a\ud800.png")]
+    good, *bad = read_items(listed(tmp_path, *rows), Seen())
+    assert not good.problem and len(bad) == 2 and all("is no path" in item.problem for item in bad)
 
 
 def test_nothing_to_do_and_no_list_are_errors(tmp_path):
