@@ -129,7 +129,7 @@ class Work:
             made.report = {name: getattr(self.target.report, name) for name in KEPT}
             try:
                 made.plain_seconds = self._plainly(task, arguments) if task.plain else None
-            except MmaccelError as error:  # the output is there all the same
+            except Exception as error:  # the output is there all the same
                 made.report["warnings"] = [*made.report["warnings"], f"not made without methods: {_line(error)}"]
         return made
 

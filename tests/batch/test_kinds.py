@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from mmaccel import zoo
+from mmaccel.batch.work import Work
 from mmaccel.cli import main as cli
 from mmaccel.files import clips
 from mmaccel.modality import modalities
@@ -59,6 +60,16 @@ def test_a_picture_that_the_plain_model_cannot_draw_is_kept_with_the_reason(batc
     out, _, found = batch("image", source, "--baseline", "1", "--guidance", "1")
     assert list(found) == ["a.png"] and "1 of 1 items are in" in out
     assert "1 x not made without methods: guidance_scale=1" in out
+
+
+def test_a_plain_run_without_memory_loses_no_picture(batch, tmp_path, monkeypatch):
+    def no_memory(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Work, "_plainly", no_memory)
+    out, _, found = batch("image", listed(tmp_path, {"prompt": "red heart", "key": "a"}), "--baseline", "1")
+    assert list(found) == ["a.png"] and "1 of 1 items are in" in out
+    assert "1 x not made without methods: RuntimeError: out of memory" in out
 
 
 def test_clips_of_texts(batch, tmp_path):
