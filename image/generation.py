@@ -89,7 +89,7 @@ class Painter(ABC):
     ) -> Any:
         """Run a session or the plain model from the same seed; a progress bar where a label is given.
 
-        `progress` is called by a session in place of the bar.
+        `progress` is called in place of the bar, by the plain model after each of its passes.
 
         A session gets a generator of its own. The plain model can only sample from the global state, which
         is put back afterwards.
@@ -100,7 +100,7 @@ class Painter(ABC):
             with progress_bar(label) as bar:
                 return target.generate(**inputs, progress=progress or bar)
         self.check_plain(inputs)
-        with torch.random.fork_rng(), counted(target, label):
+        with torch.random.fork_rng(), counted(target, label, progress):
             torch.manual_seed(settings.seed)
             return target.generate(**inputs)
 
@@ -260,9 +260,10 @@ def progress_bar(label: str | None) -> Any:
 
 
 @contextmanager
-def counted(model: Any, label: str | None) -> Any:
-    """Show the forwards of a plain run, which has no callback of its own."""
-    with progress_bar(label) as update:
+def counted(model: Any, label: str | None, progress: Callable[[int, int], Any] | None = None) -> Any:
+    """Show the forwards of a plain run, which has no callback of its own, or tell them to `progress`."""
+    with progress_bar(label) as bar:
+        update = progress or bar
         if update is None:
             yield
             return

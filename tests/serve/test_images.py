@@ -111,6 +111,15 @@ def test_a_picture_that_nobody_waits_for_is_given_up(endpoint):
     assert torch.is_grad_enabled()
 
 
+def test_a_plain_picture_that_nobody_waits_for_is_given_up_too(painter, endpoint):
+    request = endpoint.parse({"prompt": "red heart"})
+    request.left.set()
+    with endpoint.target.baseline() as plain:
+        with pytest.raises(Left):
+            ENDPOINT("plain", painter, plain).answer([request])
+        assert not painter.target.model.language_model._forward_hooks
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     (
