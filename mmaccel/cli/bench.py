@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..comparison.ranks import Ranks
 from ..errors import MmaccelError, SettingError
+from ..files.output import check_writable
 from ..modality import modalities
 from .arguments import THREADS, whole
 
@@ -108,9 +109,8 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
     from ..bench import pages
     from ..bench.resume import measure
 
-    if arguments.page and arguments.page.is_dir():
-        page = arguments.page / f"{arguments.kind}.md"
-        raise SettingError(f"--page {arguments.page} is a folder: name a file, such as --page {page}")
+    if arguments.page:
+        _check_page(arguments.page, arguments.kind)
     benchmark, ranks = benchmark_of(arguments.kind), Ranks.launched()
     torch.set_num_threads(arguments.threads or benchmark.threads)
     with contextlib.redirect_stdout(sys.stderr):  # messages of other libraries are not part of the result
@@ -122,6 +122,16 @@ def run_benchmark(arguments: argparse.Namespace) -> None:
         benchmark.write_page(result, arguments.page)
         pages.write_rows(arguments.page.with_suffix(".json"), result)
     kept.remove()
+
+
+def _check_page(page: Path, kind: str) -> None:
+    """Raise, before anything is measured, if a page cannot be written; its folder is made."""
+    if page.is_dir():
+        raise SettingError(f"--page {page} is a folder: name a file, such as --page {page / kind}.md")
+    if page.suffix != ".md":
+        raise SettingError(f"--page {page} is no Markdown: name a file such as --page {page.with_suffix('.md')}")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(page, "--page")
 
 
 def run_all(arguments: argparse.Namespace) -> None:
@@ -147,10 +157,7 @@ def run_all(arguments: argparse.Namespace) -> None:
         print(f"{number} of {len(kinds)}: {kind}", file=sys.stderr, flush=True)
         if arguments.page:
             arguments.page.mkdir(parents=True, exist_ok=True)
-        if kind in measured.parts:
-            found += 1
-            continue
-        result, reason = _in_a_process(list(_words(kind, arguments)))
+        result, reason = _result(kind, arguments, kind in measured.parts)
         if result is not None:
             _tell(kind, result, arguments)
             found += 1
@@ -181,6 +188,15 @@ def _words(kind: str, arguments: argparse.Namespace) -> Iterator[str]:
         yield from ("--threads", str(arguments.threads))
     if arguments.page:
         yield from ("--page", str(arguments.page / f"{kind}.md"))
+
+
+def _result(kind: str, arguments: argparse.Namespace, is_measured: bool) -> tuple[dict[str, Any] | None, str]:
+    """The result of one benchmark, as it is kept where it was measured before, and why it failed."""
+    from ..comparison import results
+
+    if is_measured:
+        return results.load(arguments.page / f"{kind}.json"), ""
+    return _in_a_process(list(_words(kind, arguments)))
 
 
 def _in_a_process(words: list[str]) -> tuple[dict[str, Any] | None, str]:

@@ -508,7 +508,9 @@ def test_all_goes_on_after_the_benchmarks_that_are_measured(tmp_path, monkeypatc
     with contextlib.suppress(KeyboardInterrupt):
         cli.main(command)
     before = len(ran)
+    capfd.readouterr()
     cli.main(command)
+    assert "image\n| method |" in capfd.readouterr().out, "what was measured before is told with the rest"
     assert ran[before - 1] == "kernels" and "image" not in ran[before:] and "kernels" in ran[before:]
     assert "speech" in ran[before:], "which failed"
     assert not list(tmp_path.glob("*.unfinished.json"))
@@ -571,6 +573,13 @@ def test_a_page_that_cannot_be_written_loses_no_figure(quick, tmp_path, capsys, 
     assert {path.name for path in tmp_path.iterdir()} == {"x.md", "x.json"}
     assert (tmp_path / "x.md").read_text() == "short", "it went on with what was measured"
     assert json.loads((tmp_path / "x.json").read_text()) == json.loads(capsys.readouterr().out)
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(quick, tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    for page, said in (("x.json", "is no Markdown: name a file such as"), ("x", "/x.md"), ("file/x.md", "File exists")):
+        assert cli.main(["bench", "image", "--page", str(tmp_path / page)]) == 2
+        assert said in capsys.readouterr().err and not quick
 
 
 # Plots
