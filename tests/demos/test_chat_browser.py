@@ -72,6 +72,22 @@ def test_without_a_microphone_the_page_says_so(browser, url, recording):
     page.context.close()
 
 
+def test_a_double_click_begins_one_recording(browser, url, recording):
+    page, panel = opened(browser, url, "Speech")
+    asked = panel.get_by_role("button", name="Speak", exact=True).evaluate(
+        """(button) => {
+          let asked = 0;
+          navigator.mediaDevices.getUserMedia = () => { asked += 1; return Promise.reject(new Error("unplugged")); };
+          button.click(); button.click();
+          return asked;
+        }"""
+    )
+    assert asked == 1
+    panel.get_by_text("unplugged").wait_for()
+    assert panel.get_by_role("button", name="Speak", exact=True).is_enabled()
+    page.context.close()
+
+
 def test_a_microphone_gives_words_while_they_are_spoken(launched, frame, url, recording):
     fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
     browser = launched(*fake, f"--use-file-for-fake-audio-capture={recording}")

@@ -41,3 +41,18 @@ def test_words_come_while_they_are_spoken_and_a_wrong_key_is_told(page):
     page.get_by_role("button", name="Stop").click()
     assert "tried" in page.locator("#text").inner_text().lower() and not problems
     page.get_by_role("button", name="Listen").wait_for()
+
+
+def test_a_double_click_listens_once(page):
+    asked = page.evaluate(
+        """() => {
+          let asked = 0;
+          navigator.mediaDevices.getUserMedia = () => { asked += 1; return Promise.reject(new Error("unplugged")); };
+          const button = document.getElementById("listen");
+          button.click(); button.click();
+          return asked;
+        }"""
+    )
+    assert asked == 1
+    page.get_by_text("unplugged").wait_for()
+    assert page.get_by_role("button", name="Listen").is_enabled()

@@ -65,9 +65,15 @@ const send = () => {
 
 const finish = (text) => { release(); show("Speak", text); trigger("submit"); };
 
-button.onclick = () => {
-  if (!context) begin();
-  else { last = true; recorder.port.onmessage = null; show("End", "Finishing ..."); } // what is held is sent yet
+button.onclick = async () => {
+  if (context) {
+    last = true; recorder.port.onmessage = null; // what is held is sent yet
+    show("End", "Finishing ...");
+  } else {
+    button.disabled = true; // a second click would begin a second recording
+    await begin();
+    button.disabled = false;
+  }
 };
 
 // The server has answered: `heard` counts the seconds, `over` says that it takes no more.
