@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +124,16 @@ class Filmed:
 
     frames: list[Image.Image]
     seconds: float
+
+
+def on_step_end(pipe: Any, call: Callable[..., Any]) -> dict[str, Any]:
+    """The argument of :func:`film` that has a pipeline call back after each step; none where it takes no such one.
+
+    A pipeline may pass on to the class that it extends what its own call does not name.
+    """
+    calls = [vars(cls)["__call__"] for cls in type(pipe).__mro__ if "__call__" in vars(cls)]
+    takes = any("callback_on_step_end" in inspect.signature(one).parameters for one in calls)
+    return {"callback_on_step_end": call} if takes else {}
 
 
 def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Filmed:

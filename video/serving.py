@@ -17,7 +17,7 @@ from mmaccel.errors import SettingError, shown
 from mmaccel.files import clips
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
-from .generation import VideoSettings, check_memory, check_places, film
+from .generation import VideoSettings, check_memory, check_places, film, on_step_end
 
 PROMPT, RATE = 4_000, 8  # characters, and frames a second of the file
 NUMBERS = ("seconds", "seed", "steps", "guidance", "frames")  # texts in a form
@@ -77,34 +77,29 @@ class VideoEndpoint(Endpoint[Filming]):
             request.progress = min(99, round(100 * (step + 1) / steps))
             return tensors
 
-        watched = {"callback_on_step_end": check} if self._takes("callback_on_step_end") else {}
-        frames = film(self.target, request.prompt, request.settings, **watched).frames
+        frames = film(self.target, request.prompt, request.settings, **on_step_end(self.opened, check)).frames
         with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
             path = Path(folder) / "clip.mp4"
             clips.save(frames, path, RATE)
             request.settings.frames = len(frames)  # pipelines round what is asked for
+            request.settings.width, request.settings.height = frames[0].size
             return [path.read_bytes()]
 
     def described(self, request: Filming) -> dict[str, Any]:
-        """The prompt, and the length and the size of the clip as OpenAI writes them."""
+        """The prompt, and the length and the size of the clip as OpenAI writes them, as soon as they are known."""
         settings = request.settings
         frames, width, height = (
-            getattr(settings, own) or self._usual(name) or 0
+            getattr(settings, own) or self._usual(name)
             for own, name in (("frames", "num_frames"), ("width", "width"), ("height", "height"))
         )
-        return {"prompt": request.prompt, "seconds": f"{(frames - 1) / RATE:g}", "size": f"{width}x{height}"}
-
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(type(self.opened).__call__).parameters
+        length = {"seconds": f"{(frames - 1) / RATE:g}"} if frames else {}
+        size = {"size": f"{width}x{height}"} if width and height else {}
+        return {"prompt": request.prompt, **length, **size}
 
     def _usual(self, name: str) -> int | None:
         """The pipeline's own default, where it is a number."""
-        found = self._parameters().get(name)
+        found = inspect.signature(type(self.opened).__call__).parameters.get(name)
         return found.default if found is not None and isinstance(found.default, int) else None
-
-    def _takes(self, name: str) -> bool:
-        found = self._parameters()
-        return name in found or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
 
 
 def _number(value: Any) -> Any:

@@ -1,11 +1,13 @@
 """Clips over HTTP, by OpenAI's own client: a promise, its status, and the file."""
 
 import time
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 from listening import client, listening
+from PIL import Image
 
 import mmaccel
 from mmaccel.modality import get_modality
@@ -103,6 +105,26 @@ def test_a_promise_tells_the_length_of_what_was_made(ask, tmp_path):
     video = ended(ask, ask.create(prompt=PROMPT, size="32x32", extra_body={"steps": 1, "frames": 8}))
     made = frames(ask.download_content(video.id).read(), tmp_path)
     assert (video.seconds, len(made)) == ("1", 9)  # as the pipeline rounds
+
+
+class Sizeless:
+    """A pipeline whose call names no size, and takes no callback."""
+
+    def set_progress_bar_config(self, disable):
+        """It has none."""
+
+    def __call__(self, prompt, generator, output_type, **more):
+        assert not more
+        return SimpleNamespace(frames=[[Image.new("RGB", (48, 32))] * 9])
+
+
+def test_a_size_that_nobody_knows_is_told_when_the_clip_is_there():
+    pytest.importorskip("av", reason="needs the package av")
+    served = ENDPOINT("sizeless", Sizeless(), Sizeless())
+    request = served.parse({"prompt": PROMPT})
+    assert served.described(request) == {"prompt": PROMPT}
+    served.answer([request])
+    assert served.described(request) == {"prompt": PROMPT, "seconds": "1", "size": "48x32"}
 
 
 def test_a_server_that_ends_gives_up_a_clip_that_nobody_can_fetch(endpoint):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +14,7 @@ from mmaccel.files import clips
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate
 from mmaccel.video import quality
-from mmaccel.video.generation import Filmed, VideoSettings, film
+from mmaccel.video.generation import Filmed, VideoSettings, film, on_step_end
 from mmaccel.video.trace import trace_of
 
 from ..looks.race import ACCELERATED, PLAIN
@@ -23,7 +22,6 @@ from ..models import Models
 from ..runs import Run
 from .choice import Choice
 
-CALLBACK = "callback_on_step_end"
 # From so many dB on, a clip looks so beside another one.
 LOOKS = (
     (40, "By eye the same clip as"),
@@ -99,9 +97,7 @@ def _film(run: Run, target: Any, request: VideoRequest) -> Filmed:
         run.tell(number + 1, pipe.num_timesteps)
         return values
 
-    calls = [vars(cls)["__call__"] for cls in type(pipe).__mro__ if "__call__" in vars(cls)]
-    takes = any(CALLBACK in inspect.signature(call).parameters for call in calls)
-    return film(target, request.prompt, request.settings, **({CALLBACK: step} if takes else {}))
+    return film(target, request.prompt, request.settings, **on_step_end(pipe, step))
 
 
 def _trace(session: Session) -> Image.Image | None:
