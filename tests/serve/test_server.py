@@ -255,6 +255,9 @@ def test_half_of_a_character_is_refused(served, slow):
     _, address = served
     answer = httpx.post(f"{address}/v1/echo", content=b'{"text": "\\ud83d"}')
     assert answer.status_code == 400 and "lone surrogate" in answer.json()["error"]["message"]
+    for coded in ("utf-8", "utf-16"):
+        answer = httpx.post(f"{address}/v1/echo", content='{"text": "\ud83d"}'.encode(coded, "surrogatepass"))
+        assert answer.status_code == 400 and "is no JSON" in answer.json()["error"]["message"]
     slow.may.release()
     assert httpx.post(f"{address}/v1/echo", content=b'{"text": "\\ud83d\\ude00"}').json() == {"text": "\U0001f600"}
 
