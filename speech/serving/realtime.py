@@ -11,6 +11,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from mmaccel.errors import AudioError, MmaccelError, SettingError, shown
+from mmaccel.serve.endpoint import Fields
 from mmaccel.serve.sockets import Line
 
 from ..stream.events import Endpoint, Event, Final, Partial
@@ -23,6 +24,7 @@ TRANSCRIBED = "conversation.item.input_audio_transcription"
 
 async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     """Take samples, and answer with their words as they become stable."""
+    Fields(line.query).only("model", None, name)
     await line.open()
     conversation = Conversation(recognizer, name)
     await line.give(conversation.event("session.created", session=conversation.session))

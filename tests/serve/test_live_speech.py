@@ -248,6 +248,7 @@ REFUSED = (
     ("/v1/listen?sample_rate=1", {}, 400, "sample_rate=1"),
     ("/v1/listen?diarize=true", {}, 400, "'diarize' is not used here"),
     ("/v1/listen?model=nova-3", {}, 400, "model='nova-3'"),
+    ("/v1/realtime?model=gpt-realtime", {}, 400, "model='gpt-realtime'"),
     ("/v1/realtime", {"additional_headers": {"Origin": "http://evil.example"}}, 403, ""),
 )
 
