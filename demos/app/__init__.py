@@ -78,7 +78,7 @@ def launch(
     port
         Default: the first free one from 7860 on.
     wait
-        Whether to return only when it is stopped (default True).
+        Whether to return only when it is closed (default True); Ctrl+C is raised.
     allow_hosts
         Names by which visitors reach it, beside `host`, localhost and the address that they connect to. A proxy in
         front of it must pass on the `Host` that it was asked for.
@@ -108,7 +108,9 @@ def launch(
     print(f"mmaccel demo on {url} (Ctrl+C stops it)", flush=True)
     if wait:
         try:
-            blocks.block_thread()  # until Ctrl+C
+            blocks.block_thread()
+            if blocks.is_running:  # Ctrl+C, which Gradio keeps to itself
+                raise KeyboardInterrupt
         finally:
             frame.runs.close()
     return blocks
