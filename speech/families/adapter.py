@@ -180,6 +180,10 @@ class SpeechAdapter(Adapter):
     def limit(self, seconds: float) -> int:
         """Most tokens that this much speech can hold; a decoder that continues is in a loop."""
 
+    def fits(self, prompt: Sequence[int], seconds: float) -> bool:
+        """Whether the decoder has positions for a prompt and as many tokens as this much speech can hold."""
+        return True
+
     @abstractmethod
     def banned(self, step: int) -> Sequence[int]:
         """Tokens that `generate` of this model would never draw as new token `step`, counted from 0."""

@@ -191,8 +191,11 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return str(best.strip("<|>"))
 
     def limit(self, seconds: float) -> int:
-        """As for all models, and no more than the decoder has positions for behind the longest text before."""
+        """As for all models, and no more than the decoder has positions for behind the longest :meth:`prompt`."""
         return min(super().limit(seconds), self.target.config.max_target_positions // 2 - 4)
+
+    def fits(self, prompt: Sequence[int], seconds: float) -> bool:
+        return len(prompt) + self.limit(seconds) <= self.target.config.max_target_positions
 
     def timestamp(self, token: int) -> float | None:
         """Seconds that a token of a time stands for, None of any other.

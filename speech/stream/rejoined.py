@@ -49,10 +49,14 @@ class Rejoined:
             self._said = []
         return self._said[0].start if self._said else start
 
-    def add(self, start: int, end: int, tokens: tuple[int, ...]) -> None:
-        """A segment is final."""
-        if self.most and tokens:
-            self._said = [*self._before(start, end), Said(start, end, tokens)]
+    def add(self, start: int, end: int, heard: Hypothesis) -> None:
+        """A segment is final; none goes on from a text in a loop, which is longer than what was said."""
+        if not self.most or not heard.tokens:
+            return
+        if heard.ended and not repeats(self.recognizer.adapter.text(heard.tokens)):
+            self._said = [*self._before(start, end), Said(start, end, heard.tokens)]
+        else:
+            self._said = []
 
     def _before(self, start: int, end: int) -> list[Said]:
         """Segments without a longer pause up to `start`, as many as fit with the samples up to `end`."""
@@ -65,12 +69,14 @@ class Rejoined:
         return found
 
     def hear(self, buffer: SampleBuffer, start: int, end: int, alone: Hypothesis) -> Hypothesis:
-        """What is heard from `start` to `end` behind the segments before; `alone` where that is no better."""
+        """What is heard from `start` to `end` behind those before; `alone` where it does not fit or is no better."""
         before = self._before(start, end)
         if not before or not alone.tokens:
             return alone
         adapter = self.recognizer.adapter
         prompt = [*adapter.prompt(), *(token for one in before for token in one.tokens)]
+        if not adapter.fits(prompt, (end - before[0].start) / RATE):
+            return alone
         _, found = self.recognizer.hear(buffer.read(before[0].start, end), prompt, alone.tokens)
         text, words = adapter.text(found.tokens), len(units(adapter.text(alone.tokens)))
         is_whole = LEAST * words <= len(units(text)) <= words / LEAST

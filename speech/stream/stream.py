@@ -228,7 +228,7 @@ class SpeechStream:
         if text or segment.shown:
             span = cut.start / RATE, cut.end / RATE
             self._events.append(Final(text, tuple(words), *span, hypothesis.tokens, hypothesis.language))
-        self._rejoined.add(cut.start, cut.end, hypothesis.tokens)
+        self._rejoined.add(cut.start, cut.end, hypothesis)
         carried = segment.carried(text) if goes_on else 0
         self._count(segment, cut, words, len(segment.times) - carried)
         # Behind a pause models do without; there a text before makes small ones repeat themselves.

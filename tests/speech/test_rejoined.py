@@ -7,13 +7,17 @@ import torch
 from scripted_recognizer import FIRST, RATE, START, ScriptedAdapter, silence, spoken
 
 from mmaccel.errors import SettingError
+from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.audio.sample_buffer import SampleBuffer
 from mmaccel.speech.decoding.redecode import Hypothesis
+from mmaccel.speech.families.whisper import WhisperAdapter
 from mmaccel.speech.stream.events import Eager, Final
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.speech.stream.rejoined import Rejoined
 from mmaccel.speech.stream.transcribe import transcribe_samples
+
+SAID = Hypothesis((FIRST, FIRST + 1), 1, True)
 
 
 class Sentences(ScriptedAdapter):
@@ -78,7 +82,7 @@ def test_memory_is_bounded():
         assert stream._buffer.end - stream._buffer.start < RATE
 
 
-def second_pass(tokens, ended=True, alone=(5, 6, 7)):
+def second_pass(tokens, ended=True, alone=(5, 6, 7), said=SAID):
     """What stays of a second pass that gives these tokens."""
     asked = []
 
@@ -87,7 +91,7 @@ def second_pass(tokens, ended=True, alone=(5, 6, 7)):
         return None, Hypothesis(tuple(tokens), 2, ended)
 
     rejoined = Rejoined(SimpleNamespace(rejoin=14, adapter=ScriptedAdapter(), hear=hear))
-    rejoined.add(0, 1000, (FIRST, FIRST + 1))
+    rejoined.add(0, 1000, said)
     buffer = SampleBuffer()
     buffer.append(torch.zeros(3000))
     return rejoined.hear(buffer, 1200, 3000, Hypothesis(alone, 1, True)), asked
@@ -107,6 +111,27 @@ def test_a_second_pass_that_loses_words_or_does_not_end_is_dropped():
         found, _ = second_pass(tokens, ended)
         assert found.tokens == (5, 6, 7) and found.forwards == 3
     assert second_pass((5,), alone=())[1] == [], "where nothing is heard, nothing is said"
+
+
+@pytest.mark.parametrize("said", (Hypothesis((5, 6), 1, False), Hypothesis((5,) * 60, 1, True)))
+def test_nothing_goes_on_from_a_text_in_a_loop(said):
+    found, asked = second_pass((5, 6, 8), said=said)
+    assert found.tokens == (5, 6, 7) and asked == []
+
+
+@pytest.mark.parametrize(("length", "together"), ((10, True), (45, False)))
+def test_what_the_decoder_has_no_positions_for_is_heard_alone(length, together):
+    """A decoder of 96 positions, behind two texts of so many tokens."""
+    adapter = WhisperAdapter(examples.whisper()[0], context_frames=None)
+    adapter.processor = examples.whisper_processor()
+    asr = StreamingRecognizer(adapter, endpoint=EnergyEndpoint(longest=4.0), rejoin=5.0)
+    rejoined, buffer = Rejoined(asr), SampleBuffer()
+    for second in (0, 1):
+        rejoined.add(second * RATE, (second + 1) * RATE, Hypothesis(tuple(range(3, 3 + length)), 1, True))
+    buffer.append(examples.sound(1, 3 * RATE)[0])
+    alone = Hypothesis((5, 6, 7), 1, True)
+    found = rejoined.hear(buffer, 2 * RATE, 3 * RATE, alone)
+    assert found.tokens == alone.tokens and (found.forwards > alone.forwards) == together
 
 
 @pytest.mark.parametrize("rejoin", (-1, 21, float("nan"), "14"))
