@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ MEDIAN_WIDTH = 7  # frames of the filter over time, as in OpenAI's Whisper
 
 @contextmanager
 def captured_attention(modules: Sequence[Any]) -> Iterator[list[torch.Tensor]]:
-    """Record what cross-attention modules attend to in the next forward of their decoder.
+    """Record what cross-attention modules attend to in the next forward of their decoder in this thread.
 
     The list that is given holds, after the forward, `[H, L, T]` probabilities for each module, in their order. They
     are computed from what the projections of queries and keys return.
@@ -28,7 +29,7 @@ def captured_attention(modules: Sequence[Any]) -> Iterator[list[torch.Tensor]]:
         projected in the forward, so it must not use a cache of an earlier one.
     """
     found: list[torch.Tensor] = []
-    with watched_projections(modules) as states:
+    with watched_projections(modules, in_thread=threading.get_ident()) as states:  # others may hear meanwhile
         yield found
     for module, projected in zip(modules, states, strict=True):
         found.append(_probabilities(projected["q_proj"], projected["k_proj"], module.head_dim))

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import threading
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,21 @@ def test_attention_is_what_eager_attention_returns(tiny):
     assert len(maps) == 3
     for found, expected in zip(maps, outputs.cross_attentions, strict=True):
         assert torch.allclose(found, expected[0], atol=1e-5)
+
+
+def test_what_another_thread_hears_meanwhile_is_not_recorded(tiny):
+    """Another stream projects its own audio while words get their times."""
+    adapter, _ = tiny
+    encoded, others = adapter.encode(examples.sound(1)[0]), torch.ones(1, 5, 32)
+    modules = [layer.encoder_attn for layer in adapter.target.get_decoder().layers]
+    with torch.no_grad(), alignment.captured_attention(modules) as expected:
+        adapter._decoded(encoded, [1, 5, 9])
+    thread = threading.Thread(target=lambda: [module.k_proj(others) for module in modules])
+    with torch.no_grad(), alignment.captured_attention(modules) as maps:
+        adapter._decoded(encoded, [1, 5, 9])
+        thread.start()
+        thread.join()
+    assert len(maps) == 3 and all(map(torch.equal, maps, expected))
 
 
 def test_hooks_go_when_the_decoder_raises(tiny):
