@@ -64,8 +64,16 @@ class ChatAdapter(WrittenAdapter):
 
     def encode(self, samples: torch.Tensor) -> Encoded:
         seconds = self._check_samples(samples)
+        if self._asked.lora:
+            self._turn_lora_on()
         with torch.no_grad():
             return Encoded(self._read(self._inputs(samples))[:, :-1], seconds)
+
+    def _turn_lora_on(self) -> None:
+        """As the model's `generate` does for audio; a call of it for text alone has turned it off."""
+        for part in self.target.modules():
+            if getattr(part, "disable_adapters", None) is True:  # a layer of peft: models have a method of that name
+                part.enable_adapters(True)
 
     def _inputs(self, samples: torch.Tensor) -> dict[str, Any]:
         """What `generate` would be given for samples `[n]`."""

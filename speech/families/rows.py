@@ -46,12 +46,15 @@ class Asked:
         The argument of the processor for names and rare words; empty if it takes none.
     read
         Arguments of the processor's `decode` that leave the transcript alone; None for the tokenizer's.
+    lora
+        Whether the model has a LoRA for audio, which its `generate` turns on for audio and off for text alone.
     """
 
     ask: Callable[[Any, Any, int, dict[str, Any]], Any]
     language: bool = False
     hotwords: str = ""
     read: dict[str, Any] | None = None
+    lora: bool = False
 
 
 def _request(processor: Any, audio: Any, rate: int, told: dict[str, Any]) -> Any:
@@ -79,7 +82,7 @@ def _chat(question: str, placeholder: str = "") -> Callable[[Any, Any, int, dict
     return ask
 
 
-GRANITE = Asked(_chat("can you transcribe the speech into a written format?", "<|audio|>"))
+GRANITE = Asked(_chat("can you transcribe the speech into a written format?", "<|audio|>"), lora=True)
 # Language models whose prompt holds audio tokens.
 CHAT: dict[str, Asked] = {
     "AudioFlamingo3ForConditionalGeneration": Asked(_request, read={"strip_prefix": True}),

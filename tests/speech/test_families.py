@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 import transformers
+from peft import LoraConfig
 from transformers.models.auto import modeling_auto
 
 from mmaccel.demos.families.speech_models import RATE, build, rows, sound
@@ -165,6 +166,23 @@ def test_a_language_model_is_not_stopped_in_the_middle_of_a_call_of_another_thre
     adapter = recognizer("Qwen2AudioForConditionalGeneration").adapter
     adapter.target = Model()
     assert adapter._read({}) == "ours" and heard == ["theirs"]
+
+
+def test_granite_hears_with_its_lora_also_once_it_was_asked_about_a_text():
+    """Its `generate` turns the LoRA off for a text alone, and on for audio; the user's own model stays as it is."""
+    model, processor = build("GraniteSpeechForConditionalGeneration")
+
+    @torch.no_grad()
+    def heard():
+        adapter = StreamingRecognizer(model, processor, endpoint=ENDPOINT).adapter
+        return adapter.passes(adapter.encode(sound(1.5))).logits(adapter.prompt())
+
+    without = heard()
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    expected = heard()
+    model.disable_adapters()
+    assert torch.equal(heard(), expected) and not torch.equal(expected, without)
+    assert model.get_decoder().layers[0].self_attn.q_proj.disable_adapters
 
 
 def test_instructions_of_a_language_model():
