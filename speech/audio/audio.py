@@ -35,9 +35,9 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
     chunk
         A numpy array, tensor or list of floats in -1 to 1 (a little more, or clipped, is taken as it is), or of
         uint8, int16 or int32; or bytes of 16-bit samples, low byte first. Several channels, `[samples, channels]`
-        or `[channels, samples]`, are averaged.
+        or `[channels, samples]`, are averaged; in bytes and in a row their samples take turns.
     channels
-        Number of channels; None (default) to read it from the shape, or 1 for bytes.
+        Number of channels; None (default) to read it from the shape, where a side of 1 is one channel, or 1 for bytes.
 
     Raises
     ------
@@ -77,14 +77,12 @@ def copied(chunk: Any) -> Any:
 
 def _array(chunk: Any, channels: int | None) -> np.ndarray:
     if isinstance(chunk, memoryview) and chunk.format not in BYTES:
-        values = np.array(chunk)
-        return values if channels is None or values.ndim > 1 else values.reshape(-1, channels)
+        return np.array(chunk)
     if isinstance(chunk, bytes | bytearray | memoryview):
         data = bytes(chunk)
         if len(data) % (2 * (channels or 1)):
             raise AudioError(f"{len(data)} bytes are not a whole number of 16-bit samples: pass both bytes of each")
-        values = np.frombuffer(data, "<i2")
-        return values if channels is None else values.reshape(-1, channels)
+        return np.frombuffer(data, "<i2")
     if isinstance(chunk, torch.Tensor):
         chunk = chunk.detach().cpu()
         return (chunk.float() if chunk.dtype is torch.bfloat16 else chunk).numpy()
@@ -111,12 +109,21 @@ def _check_floats(values: np.ndarray) -> None:
 
 def _mixed(values: np.ndarray, channels: int | None) -> np.ndarray:
     """The mean of all channels, `[samples]`."""
-    if values.ndim == 1 and (channels in (None, 1) or not values.size):
-        return values
+    if values.ndim == 1:
+        return _mixed_in_turns(values, channels or 1)
     if values.ndim != 2:
         raise AudioError(f"a chunk of shape {values.shape}: pass [samples] or [samples, channels]")
     side = _channel_side(values.shape[0], values.shape[1], channels)
     return values.mean(side) if values.size else np.empty(0, np.float32)
+
+
+def _mixed_in_turns(values: np.ndarray, channels: int) -> np.ndarray:
+    """The same of one row, in which the samples of the channels take turns."""
+    if values.size % channels:
+        raise AudioError(
+            f"a chunk of shape {values.shape} and channels={channels}: pass as many samples of each channel"
+        )
+    return values if channels == 1 else values.reshape(-1, channels).mean(1)
 
 
 def _channel_side(first: int, second: int, channels: int | None) -> int:

@@ -17,7 +17,7 @@ class Intake:
     rate
         Samples a second of the chunks.
     channels
-        Channels of the chunks; None (default) to read them from the shape of each.
+        Channels of the chunks; None (default) to read them from the shape of each, where a side of 1 is one channel.
 
     Raises
     ------

@@ -57,6 +57,13 @@ def test_several_channels_are_averaged_whichever_way_round():
     assert to_samples(b"\x00\x40\x00\x00" * 3, channels=2).tolist() == [0.25] * 3
 
 
+def test_channels_take_turns_in_a_row_as_in_bytes():
+    data = b"\x00\x40\x00\x00" * 3
+    row = np.frombuffer(data, np.int16)
+    for chunk in (row, torch.tensor(row), memoryview(row), (row / 32_768).tolist()):
+        assert to_samples(chunk, channels=2).tolist() == to_samples(data, channels=2).tolist() == [0.25] * 3
+
+
 def test_eight_channels_are_channels():
     for chunk in (np.eye(9, 8), np.eye(9, 8).T):
         assert to_samples(chunk).tolist() == [0.125] * 8 + [0.0]
@@ -64,7 +71,7 @@ def test_eight_channels_are_channels():
 
 def test_channels_that_do_not_fit():
     for chunk, message in (
-        (np.zeros(100), r"shape \(100,\)"),
+        (np.zeros(101), r"shape \(101,\) and channels=2: pass as many samples of each"),
         (b"\x00\x40", "2 bytes are not a whole number"),
         (np.zeros((100, 3)), r"shape \(100, 3\) and channels=2"),
     ):
