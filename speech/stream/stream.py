@@ -192,7 +192,7 @@ class SpeechStream:
         segment.note(self.stats, self.time, self._spend())
         if partial is not None:
             self._events.append(partial)
-        if look.settled:
+        if look.settled and (self._total is None or look.end <= self._total):  # not filled up with silence
             self._tell_early(segment, look)
 
     def _tell_early(self, segment: Segment, look: Look) -> None:

@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from scripted_recognizer import ScriptedAdapter, silence, spoken
+from scripted_recognizer import RATE, ScriptedAdapter, silence, spoken
 
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.stream.events import Eager, Endpoint, Final, Partial, Resumed
@@ -99,6 +99,15 @@ def test_a_stream_that_ends_in_the_pause():
     samples = torch.cat([silence(0.5), spoken(range(5)), silence(0.35)])
     eager, final = ends(heard(samples)[0])
     assert isinstance(eager, Eager) and isinstance(final, Final) and eager.text == final.text
+
+
+def test_an_end_is_told_early_of_all_samples_of_its_final_alone():
+    """Not of the silence that fills the last frame of a stream up, which the final does not have."""
+    samples = torch.cat([silence(0.5), spoken(range(5)), silence(1)])
+    early = ends(heard(samples)[0])[0]
+    settled = round((early.time + EnergyEndpoint().tail) * RATE)
+    for total, kinds in ((settled, [Eager, Final]), (settled - 1, [Final])):
+        assert [type(event) for event in ends(heard(samples[:total])[0])] == kinds
 
 
 def test_a_cut_in_the_pause_takes_it_back_before_its_final():
