@@ -106,7 +106,8 @@ class Conversation:
             elif isinstance(event, Final):
                 self._texts.append(event.text)
                 told += [] if self._waits else self._completed()
-        if is_committed and (self._texts or not events):
+        was_final = any(isinstance(event, Final) for event in events)
+        if is_committed and (self._texts or not was_final):
             told += self._completed()
         return told
 

@@ -84,6 +84,15 @@ def test_without_turns_all_comes_at_the_commit(listener, samples):
     assert conversation.take('{"type": "input_audio_buffer.commit"}')[-1]["transcript"] == ""
 
 
+def test_a_commit_of_a_noise_without_words_is_answered_too(listener):
+    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation._listening.end = lambda: [speech.Endpoint(1.0)]
+    told = conversation.take('{"type": "input_audio_buffer.commit"}')
+    answered = ["input_audio_buffer.speech_stopped", "input_audio_buffer.committed", DONE]
+    assert [event["type"] for event in told] == answered
+    assert told[-1]["transcript"] == ""
+
+
 def test_the_beta_s_messages_are_taken_too(listener):
     conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
     session = {"input_audio_format": "pcm16", "turn_detection": {"type": "server_vad", "silence_duration_ms": 300}}
