@@ -111,7 +111,7 @@ class SpeechAdapter(Adapter):
                 )
 
     def language_of(self, encoded: Encoded) -> str:
-        """The language of a piece of audio: the one that the model was told, or hears; empty where it has no others."""
+        """The language of a piece of audio: the one that the model was told, or tells; empty where it tells none."""
         return ""
 
     def in_language(self, prompt: Sequence[int], language: str) -> Sequence[int]:

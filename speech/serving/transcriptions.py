@@ -160,7 +160,7 @@ def _written(made: Transcript, request: Recording) -> Answer:
     words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in made.words]
     return {
         "task": request.recognizer.task,
-        "language": request.language or next((one.language for one in made.segments if one.language), "english"),
+        "language": request.language or next((one.language for one in made.segments if one.language), "unknown"),
         "duration": len(request.samples) / RATE,
         "text": made.text,
         "segments": segments,

@@ -44,7 +44,8 @@ class Final:
     tokens
         The tokens of the text.
     language
-        The language that was told or heard, such as ``"de"``; empty where the model has no others.
+        The language that was told, or that a multilingual Whisper heard, such as ``"de"``; empty where the model has
+        no others, and where one that hears the language by itself, such as Qwen3-ASR, was told none.
     """
 
     text: str

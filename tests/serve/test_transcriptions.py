@@ -50,6 +50,7 @@ def test_words_have_their_times(ask, recording, made):
     assert told.duration == pytest.approx(9.98, abs=0.2)
     few = ask.create(model="moonshine-tiny", file=recording, response_format="verbose_json")
     assert few.words is None
+    assert told.language == few.language == "unknown", "Moonshine has variants for languages, and none of them says so"
 
 
 def test_a_stream_of_events_has_the_same_text(ask, recording, made):
