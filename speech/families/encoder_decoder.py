@@ -13,6 +13,7 @@ from ..decoding.merge_audio_tokens import refuse_merged
 from ..policies.alignment import captured_attention, sharpened, warp
 from .adapter import Encoded, Word, WrittenAdapter
 from .spelled import words_of
+from .timed import features_of
 
 LONGEST_MEDIAN = 0.7  # seconds of a word, as in OpenAI's Whisper
 
@@ -56,8 +57,8 @@ class EncoderDecoderAdapter(WrittenAdapter):
     def _features(self, samples: torch.Tensor, **options: Any) -> torch.Tensor:
         """What the processor makes of samples, on the model's device and in its precision."""
         extractor = self._processor().feature_extractor
-        made = extractor(samples.cpu().numpy(), sampling_rate=self.sample_rate, return_tensors="pt", **options)
-        return made[extractor.model_input_names[0]].to(self.target.device, self.target.dtype)
+        made = features_of(extractor, samples, self.sample_rate, self.target, **options)
+        return made[extractor.model_input_names[0]]
 
     @property
     def frame_seconds(self) -> float:
