@@ -60,7 +60,8 @@ def decode(
 
     The draft is verified in one pass, and taken up again behind a mismatch
     (:class:`~mmaccel.speech.decoding.realigned_draft.RealignedDraft`). The tokens are those of `model.generate` without
-    sampling and beams, whatever the draft; in half precision, ties of two tokens can fall the other way.
+    sampling and beams, whatever the draft; in half precision, ties of two tokens can fall the other way. Of the rules
+    in its `generation_config` suppressed tokens alone are followed, and no others such as `repetition_penalty`.
 
     Parameters
     ----------

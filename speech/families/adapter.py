@@ -186,7 +186,7 @@ class SpeechAdapter(Adapter):
 
     @abstractmethod
     def banned(self, step: int) -> Sequence[int]:
-        """Tokens that `generate` of this model would never draw as new token `step`, counted from 0."""
+        """Tokens that the settings of this model suppress as new token `step`, counted from 0."""
 
     @property
     @abstractmethod

@@ -28,7 +28,8 @@ class ChatAdapter(WrittenAdapter):
 
     The processor makes the prompt that asks for a transcript, and the model itself puts its audio features into it.
     The text is decoded behind it with the last hypothesis as a verified draft. Exact: the tokens of `generate` without
-    sampling and beams. Such models tell no times: words are spread over the segment by their letters.
+    sampling, beams, and other rules than suppressed tokens, such as `repetition_penalty`. Such models tell no times:
+    words are spread over the segment by their letters.
     """
 
     family = "speech_chat"
