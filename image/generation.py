@@ -260,7 +260,7 @@ def progress_bar(label: str | None) -> Any:
 
 
 @contextmanager
-def counted(model: Any, label: str | None, progress: Callable[[int, int], Any] | None = None) -> Any:
+def counted(model: Any, label: str | None, progress: Callable[..., Any] | None = None) -> Any:
     """Show the forwards of a plain run, which has no callback of its own, or tell them to `progress`."""
     with progress_bar(label) as bar:
         update = progress or bar

@@ -180,7 +180,7 @@ class SpeechAdapter(Adapter):
     def limit(self, seconds: float) -> int:
         """Most tokens that this much speech can hold; a decoder that continues is in a loop."""
 
-    def fits(self, prompt: Sequence[int], seconds: float) -> bool:
+    def has_room(self, prompt: Sequence[int], seconds: float) -> bool:
         """Whether the decoder has positions for a prompt and as many tokens as this much speech can hold."""
         return True
 

@@ -194,7 +194,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         """As for all models, and no more than the decoder has positions for behind the longest :meth:`prompt`."""
         return min(super().limit(seconds), self.target.config.max_target_positions // 2 - 4)
 
-    def fits(self, prompt: Sequence[int], seconds: float) -> bool:
+    def has_room(self, prompt: Sequence[int], seconds: float) -> bool:
         return len(prompt) + self.limit(seconds) <= self.target.config.max_target_positions
 
     def timestamp(self, token: int) -> float | None:

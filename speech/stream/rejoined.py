@@ -75,7 +75,7 @@ class Rejoined:
             return alone
         adapter = self.recognizer.adapter
         prompt = [*adapter.prompt(), *(token for one in before for token in one.tokens)]
-        if not adapter.fits(prompt, (end - before[0].start) / RATE):
+        if not adapter.has_room(prompt, (end - before[0].start) / RATE):
             return alone
         _, found = self.recognizer.hear(buffer.read(before[0].start, end), prompt, alone.tokens)
         text, words = adapter.text(found.tokens), len(units(adapter.text(alone.tokens)))
