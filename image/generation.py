@@ -99,16 +99,18 @@ class Painter(ABC):
             inputs["generator"] = torch.Generator(target.device).manual_seed(settings.seed)
             with progress_bar(label) as bar:
                 return target.generate(**inputs, progress=progress or bar)
-        self.check_plain(inputs)
+        inputs.update(self.plain_arguments(inputs))
         with torch.random.fork_rng(), counted(target, label, progress):
             torch.manual_seed(settings.seed)
             return target.generate(**inputs)
 
-    def check_plain(self, inputs: dict[str, Any]) -> None:
-        """Raise an `UnsupportedTargetError` if the plain model fails with these arguments."""
+    def plain_arguments(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What the plain model needs beside these; raises an `UnsupportedTargetError` if it fails with them."""
         adapter = find_adapter(self.target)
-        if isinstance(adapter, ImageAdapter):
-            adapter.check_plain(inputs)
+        if not isinstance(adapter, ImageAdapter):
+            return {}
+        adapter.check_plain(inputs)
+        return adapter.plain_arguments(inputs)
 
     def paint(
         self,

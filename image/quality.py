@@ -74,7 +74,7 @@ def nats_per_token(adapter: ImageAdapter, inputs: dict[str, Any], tokens: torch.
     task = adapter.begin(dict(inputs))
     decoder = GridDecoder(task, None)
     first = decoder.prefill()[:, None]
-    index = torch.arange(decoder.length - 1).expand(task.batch, -1)
+    index = torch.arange(decoder.length - 1, device=decoder.device).expand(task.batch, -1)
     rest = decoder.forward(tokens[:, :-1], index, decoder.length - 1)
     p = torch.cat([first, rest], 1).gather(2, tokens[..., None])[..., 0]
     return -p.clamp_min(1e-12).log().mean(1)

@@ -63,6 +63,10 @@ class ImageAdapter(Adapter):
     def check_plain(self, kwargs: dict[str, Any]) -> None:
         """Raise an `UnsupportedTargetError` if the model's own generate fails with these arguments."""
 
+    def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What the model's own generate needs beside these arguments to write whole pictures."""
+        return {}
+
     def layout(self) -> Layout | None:
         """The layout of every picture, where the model's configuration fixes it."""
         return None
@@ -139,23 +143,31 @@ def private_generator(generator: torch.Generator | None, task: ImageTask, keeps_
     A method that keeps the noise draws from the global state itself. A generator on another device (diffusers
     pipelines take CPU generators) seeds one on the model's.
     """
-    if generator is not None and generator.device.type == task.device.type:
+    if generator is not None and _place(generator.device) == _place(task.device):
         return generator
     private = torch.Generator(task.device)
     if generator is None and not task.sampling.do_sample:
         return private.manual_seed(0)  # greedy decoding draws no token: leave the global state alone
     if generator is None and keeps_noise:
         return global_generator(task.device)
-    return private.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    device = None if generator is None else generator.device
+    return private.manual_seed(int(torch.randint(2**62, (), generator=generator, device=device)))
 
 
 def global_generator(device: torch.device) -> torch.Generator:
     """The generator that sampling on a device draws from where none is given."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
+    kind, index = _place(device)
+    if kind == "cuda":
         found: torch.Generator = torch.cuda.default_generators[index]
         return found
     return torch.default_generator
+
+
+def _place(device: torch.device) -> tuple[str, int]:
+    """A device with its number, where "cuda" is the current one."""
+    if device.type == "cuda" and device.index is None:
+        return "cuda", torch.cuda.current_device()
+    return device.type, device.index or 0
 
 
 def left_pad(rows: list[torch.Tensor], masks: list[torch.Tensor], pad: int) -> tuple[torch.Tensor, torch.Tensor]:

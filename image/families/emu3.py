@@ -98,6 +98,16 @@ class Emu3Adapter(ImageAdapter):
     def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
         return kwargs.get("prefix_allowed_tokens_fn") is not None
 
+    def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The tokens that may stand at each place, and their number; by itself Emu3 writes any of its vocabulary."""
+        layout, ids = self._grid(kwargs["image_sizes"])
+        prompt, codes = kwargs["input_ids"].shape[1], ids[:-4]
+        forced = {place: ids[token, None] for place, token in layout.forced.items()}
+        return {
+            "prefix_allowed_tokens_fn": lambda _, written: forced.get(len(written) - prompt, codes),
+            "max_new_tokens": layout.length,
+        }
+
     def _grid(self, image_sizes: Any) -> tuple[Layout, torch.Tensor]:
         """The layout, and the model's ids of codes and specials."""
         sizes = {(int(height), int(width)) for height, width in image_sizes}

@@ -84,14 +84,21 @@ class JanusAdapter(ImageAdapter):
             )
         return Layout.grids([(side, side)])
 
+    def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
+        scale = self._guidance(kwargs)
+        return scale is None or scale > 1
+
     def check_plain(self, kwargs: dict[str, Any]) -> None:
-        config = kwargs.get("generation_config") or self.model.generation_config
-        scale = kwargs.get("guidance_scale", config.guidance_scale)
-        if scale is not None and not scale > 1:
+        if not self.keeps_grid(kwargs):
             raise UnsupportedTargetError(
-                f"guidance_scale={scale}: the plain {type(self.model).__name__} cannot do without guidance, so that"
-                " there is nothing to compare with: give more than 1, or draw without comparing"
+                f"guidance_scale={self._guidance(kwargs)}: the plain {type(self.model).__name__} cannot do without"
+                " guidance, so that there is nothing to compare with: give more than 1, or draw without comparing"
             )
+
+    def _guidance(self, kwargs: dict[str, Any]) -> float | None:
+        config = kwargs.get("generation_config") or self.model.generation_config
+        scale: float | None = kwargs.get("guidance_scale", config.guidance_scale)
+        return scale
 
     def makes_images(self, kwargs: dict[str, Any]) -> bool:
         return kwargs.get("generation_mode", "text") == "image"

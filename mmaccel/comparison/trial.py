@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..adapter import Adapter
 from ..errors import SettingError
+from ..machine import used_devices
 from ..modality import get_modality
 
 if TYPE_CHECKING:
@@ -192,10 +193,9 @@ def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTr
 
 @contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Generator]:
-    """Seed the global random state inside the block, and restore it after; yields a generator of the same seed."""
+    """Seed the global random state inside the block, and restore it after; yields a device's generator of the seed."""
     import torch
 
-    device = torch.device(device)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(used_devices()):  # seeding one seeds all
         torch.manual_seed(seed)
-        yield torch.Generator().manual_seed(seed)
+        yield torch.Generator(device).manual_seed(seed)

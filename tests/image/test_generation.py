@@ -273,6 +273,21 @@ def test_passes_of_emu3_are_counted_too(monkeypatch):
     assert (bar.n, bar.total) == (2, None) and not model.model.text_model._forward_hooks
 
 
+def test_plain_pictures_of_emu3_keep_to_their_grid():
+    """As with the recipe of transformers' documentation."""
+    model, arguments = examples.emu3()
+    recipe = arguments(2)
+    inputs = {
+        name: value for name, value in recipe.items() if name not in ("prefix_allowed_tokens_fn", "max_new_tokens")
+    }
+    painter = generation.Emu3Painter("emu3", model, None)
+    painter.inputs = lambda prompts, settings: dict(inputs)
+    tokens = painter.generate(model, ["a", "b"], ImageSettings(seed=3))
+    torch.manual_seed(3)
+    assert tokens.tolist() == model.generate(**recipe).tolist()
+    assert tokens.shape[1] == recipe["input_ids"].shape[1] + recipe["max_new_tokens"]
+
+
 def emu3_painter():
     """Words are as long as they are; the target notes what it is to decode."""
     seen = {}

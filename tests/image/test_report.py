@@ -335,3 +335,12 @@ def test_drafts_behind_the_end_of_a_row_are_no_tokens():
             fast.generate(**arguments(4, temperature=0.3), generator=seed(number))
             stats = fast.report.details["stats"]
             assert stats["accepted"] > 0 and stats["emitted"] == 4 * (LENGTH - 1), "one line at a time: all is final"
+
+
+@pytest.mark.parametrize("guidance", (1.0, 0.5))
+def test_plain_settings_of_janus_draw_what_its_own_generate_cannot(guidance):
+    """It has no pictures without guidance."""
+    model, arguments = examples.janus()
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=1)) as fast:
+        tokens = fast.generate(**arguments(2, guidance))
+    assert tokens.shape == (2, model.config.vision_config.num_image_tokens)
