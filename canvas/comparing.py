@@ -11,6 +11,9 @@ from mmaccel.comparison.difference import agreement
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.session import Session
 
+from .method import MASKS, NOISE
+
+STEPS = {MASKS: 32, NOISE: 48}  # of the pipelines of each family, if the call says nothing
 AGREED = Metric("agreed", "same texts", "share of texts that equal those of the plain pipeline, word for word", ".0%")
 LIKE = Metric(
     "like", "same words", "words that a text shares with the plain one in order, times two, over those of both", ".0%"
@@ -25,8 +28,8 @@ class CanvasTrial(BaseTrial):
 
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
         super().__init__(adapter, inputs, processor)
-        self.count = int(inputs.get("num_inference_steps", 32))
-        self.draws = float(inputs.get("temperature", 0)) > 0
+        self.count = int(inputs.get("num_inference_steps", STEPS[adapter.family]))
+        self.draws = adapter.family == NOISE or float(inputs.get("temperature", 0)) > 0
         self.seedless = "" if self.draws else "at temperature 0 nothing is drawn"
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> torch.Tensor:
@@ -35,9 +38,7 @@ class CanvasTrial(BaseTrial):
             call.pop("guide_model", None)  # which is canvas.GuidedCommit's
         if fewer is not None:
             call["num_inference_steps"] = fewer
-        with seeded(seed) as generator:
-            if self.draws:
-                call["generator"] = generator
+        with seeded(seed, self.target.device):
             sequences: torch.Tensor = target(**call).sequences
         return sequences
 
@@ -53,7 +54,8 @@ class CanvasTrial(BaseTrial):
     def texts(self, sequences: torch.Tensor) -> list[str]:
         """Texts up to their end; without a tokenizer the numbers of their tokens."""
         pipe = self.target
-        end, tokenizer = self.inputs.get("eos_token_id", pipe.eos_token_id), pipe.tokenizer
+        end = self.inputs.get("eos_token_id", pipe.eos_token_id)
+        tokenizer = getattr(pipe, "tokenizer", getattr(pipe, "processor", None))
         rows = [until(row, end) for row in sequences.tolist()]
         if tokenizer is None:
             return [" ".join(map(str, row)) for row in rows]

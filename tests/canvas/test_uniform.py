@@ -1,12 +1,17 @@
 """Methods inside diffusers' DiffusionGemmaPipeline, on a small untrained model."""
 
+import inspect
+
 import pytest
 import torch
 from diffusers import BlockRefinementScheduler, DiscreteDDIMScheduler, EntropyBoundScheduler
 
 import mmaccel
 from mmaccel import canvas
+from mmaccel.adapter import find_adapter
 from mmaccel.canvas import private
+from mmaccel.canvas.comparing import CanvasTrial
+from mmaccel.canvas.examples import bidirectional
 from mmaccel.canvas.uniform_examples import CANVAS, uniform
 from mmaccel.errors import UnsupportedTargetError
 
@@ -83,3 +88,21 @@ def test_rules_for_masks_are_refused_by_name_and_told_what_to_do():
 
 def test_diffusers_notes_what_is_committed_where_we_look():
     assert private.COMMITTED in vars(BlockRefinementScheduler())
+
+
+def test_compare_draws_for_each_seed_and_reads_what_is_written():
+    pipe, arguments = uniform(scheduler=EntropyBoundScheduler())
+    call = arguments(num_inference_steps=8)
+    found = mmaccel.compare(pipe, canvas.FreeDave(8), **call, seeds=range(2), rounds=1, simple=False)
+    assert found.rows[1]["equal"] and found.rows[1]["same_distribution"] and "seedless" not in found.result["header"]
+    trial = CanvasTrial(find_adapter(pipe), call)
+    first, again, other = (trial.run(pipe, seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert all(word.startswith("w") for word in trial.texts(first)[0].split()), "words, and no numbers of tokens"
+
+
+@pytest.mark.parametrize("build", (bidirectional, uniform))
+def test_compare_knows_how_many_steps_a_call_makes_by_itself(build):
+    pipe, _ = build()
+    own = inspect.signature(pipe.__call__).parameters["num_inference_steps"].default
+    assert CanvasTrial(find_adapter(pipe), {}).count == own
