@@ -170,16 +170,16 @@ class BlockCausalModel(torch.nn.Module):
         own = places.gather(2, columns.clamp(max=length - 1).expand(3, -1, -1))
         return torch.where(columns < length, own, after)
 
-    def _embedded(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _embedded(self, ids: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Tokens `[B, N]` in these columns of the canvas, with features in place of placeholders; each row its own."""
         embedded: torch.Tensor = self.model.get_input_embeddings()(ids)
         if self._shown is None or self._placed is None:
             return embedded
-        columns = positions[0][positions[0] < self._shown.shape[1]]
-        copies = len(ids) // len(self._shown)  # of each prompt, where several canvases are computed at once
-        shown = self._shown[:, columns].repeat_interleave(copies, 0)
-        placed = self._placed[:, columns].repeat_interleave(copies, 0)[..., None]
-        head = torch.where(placed, shown.to(embedded.dtype), embedded[:, : len(columns)])
-        return torch.cat([head, embedded[:, len(columns) :]], 1)
+        prompts, length = self._placed.shape
+        copies = len(ids) // prompts  # of each prompt, where several canvases are computed at once
+        rows, within = torch.arange(len(ids), device=ids.device)[:, None] // copies, columns.clamp(max=length - 1)
+        placed = self._placed[rows, within] & (columns < length)
+        return torch.where(placed[..., None], self._shown[rows, within].to(embedded.dtype), embedded)
 
     def _mask(self, length: int, padding: torch.Tensor | None, device: torch.device) -> torch.Tensor:
         """Which token `[., 1, N, N]` each token sees: itself and what stands before it, the block all of itself."""

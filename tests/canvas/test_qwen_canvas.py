@@ -64,6 +64,19 @@ def test_seconds_between_frames_decide_positions():
         assert torch.allclose(wrapped(ids).logits, true, atol=1e-4)
 
 
+def test_rows_of_other_columns_see_their_own_pictures(shown):
+    """As where a cache renews other tokens of each row."""
+    wrapped, ids = canvas.BlockCausalModel(model(), 8), shown["input_ids"]
+    visual = {name: value for name, value in shown.items() if name != "input_ids"}
+    places = torch.tensor([[0, 6, 7, 8, 9, 10], [2, 3, 4, 5, 6, 7]])
+    with torch.no_grad(), wrapped.seeing(ids, **visual):
+        found = wrapped(ids.gather(1, places), position_ids=places).logits
+        for row, own in enumerate(places.tolist()):
+            same = torch.tensor([own, own])
+            alone = wrapped(ids.gather(1, same), position_ids=same).logits
+            assert torch.allclose(found[row], alone[row], atol=1e-5)
+
+
 def test_methods_are_exact_on_it(shown):
     pipe = BlockDiffusionPipeline(canvas.BlockCausalModel(model(), 8), BlockRefinementScheduler(block_length=8))
     pipe.set_progress_bar_config(disable=True)
