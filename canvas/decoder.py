@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import attention_layers, intercept_attention, wrap_forward, wrap_method
 from mmaccel.session import Session
 
@@ -279,11 +278,6 @@ class BlockDecoder:
 
     def prepare(self, kwargs: dict[str, Any]) -> None:
         """Take from the arguments of a call of the session which token ends a text, which no pass and step is told."""
-        if self.adapter.target.scheduler is not self.scheduler:
-            raise UnsupportedTargetError(
-                f"the pipeline has another scheduler than when {self.session} began, and methods follow that one: call"
-                " .remove(), and accelerate it again"
-            )
         given = kwargs.get("eos_token_id")
         self.ends = TextEnds(self.adapter.target.eos_token_id if given is None else given, self._looks)
         self.ends.know(self.ends.token if kwargs.get("eos_early_stop", True) else None)

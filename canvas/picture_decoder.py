@@ -32,7 +32,7 @@ class PictureDecoder:
     """
 
     def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
-        self.session, self.pipe = session, pipe
+        self.session, self.pipe, self.scheduler = session, pipe, pipe.scheduler
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         self.guidance = next((m for m in methods if isinstance(m, LateGuidance)), None)
         self.guided: bool | None = None
@@ -49,19 +49,19 @@ class PictureDecoder:
 
     def attach(self, stack: ExitStack) -> None:
         """Install itself, until `stack` closes."""
-        self.session.hold(self.pipe.scheduler)
+        self.session.hold(self.scheduler)
         self.session.around.append(self._run)
         stack.callback(self.session.around.remove, self._run)
         wrap_forward(stack, self.pipe.transformer, self._forward)
-        wrap_method(stack, self.pipe.scheduler, "step", self._step)
-        wrap_method(stack, self.pipe.scheduler, "set_timesteps", self._start)
+        wrap_method(stack, self.scheduler, "step", self._step)
+        wrap_method(stack, self.scheduler, "set_timesteps", self._start)
 
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
         """With the scheduler's steps, a run of the pipeline begins."""
         found = original(*args, **kwargs)
         if not self.prepared:
             self.guided, self.strength = None, 1.0
-        self._begin(int(len(self.pipe.scheduler.timesteps) * self.strength))
+        self._begin(int(len(self.scheduler.timesteps) * self.strength))
         return found
 
     def prepare(self, guided: bool, strength: float) -> None:
@@ -85,7 +85,7 @@ class PictureDecoder:
 
     def _forward(self, original: Step, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """In place of the transformer's pass: only the rows that are still needed."""
-        rows = (input_ids == self.pipe.scheduler.config.mask_token_id).flatten(1).any(1)
+        rows = (input_ids == self.scheduler.config.mask_token_id).flatten(1).any(1)
         half = len(rows) // 2
         steps = self.rule.takes(self.steps) if self.rule else self.steps
         late = bool(self.guided) and self.guidance is not None and self.guidance.waits(self.step, steps)
@@ -105,7 +105,7 @@ class PictureDecoder:
         names = ("model_output", "timestep", "sample")
         kwargs.update(zip(names, args, strict=False))
         sample, in_full = kwargs["sample"], kwargs.pop("return_dict", True)
-        masked = sample == self.pipe.scheduler.config.mask_token_id
+        masked = sample == self.scheduler.config.mask_token_id
         if self.logits is not None and self.guided is None:
             self.guided = len(self.logits) > len(sample)
         if masked.any() or self.last is None:

@@ -28,7 +28,7 @@ class UniformDecoder:
     """
 
     def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
-        self.session, self.pipe = session, pipe
+        self.session, self.pipe, self.scheduler = session, pipe, pipe.scheduler
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.lookahead = Lookahead(dave.drafts if dave else 1, pipe.scheduler)
@@ -43,12 +43,12 @@ class UniformDecoder:
 
     def attach(self, stack: ExitStack) -> None:
         """Install itself, until `stack` closes."""
-        self.session.hold(self.pipe.scheduler)
+        self.session.hold(self.scheduler)
         self.session.around.append(self._run)
         stack.callback(self.session.around.remove, self._run)
         wrap_forward(stack, self.pipe.model, self._forward)
-        wrap_method(stack, self.pipe.scheduler, "step", self._step)
-        wrap_method(stack, self.pipe.scheduler, "set_timesteps", self._start)
+        wrap_method(stack, self.scheduler, "step", self._step)
+        wrap_method(stack, self.scheduler, "set_timesteps", self._start)
 
     def _start(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """With the scheduler's steps, a run of the pipeline begins."""
@@ -89,7 +89,7 @@ class UniformDecoder:
         return original(*args, **kwargs) if self.rule is None else self._by_rule(self.rule, original, kwargs)
 
     def _by_rule(self, rule: CommitRule, original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        scheduler, sample, step = self.pipe.scheduler, kwargs["sample"], int(kwargs["timestep"])
+        scheduler, sample, step = self.scheduler, kwargs["sample"], int(kwargs["timestep"])
         if step == 0:
             self.learned = {}
         open_ = ~private.committed(scheduler, sample, step)

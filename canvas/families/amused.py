@@ -13,6 +13,7 @@ from mmaccel.session import Session
 
 from ..method import PICTURES, CanvasMethod
 from ..picture_decoder import PictureDecoder
+from .following import refuse_another_scheduler
 
 
 @register_adapter
@@ -48,6 +49,7 @@ class AmusedAdapter(Adapter):
         call = inspect.signature(self.target.__call__).bind_partial(*args, **kwargs)
         call.apply_defaults()
         if self.decoder is not None:
+            refuse_another_scheduler(self.decoder.session, self.decoder.scheduler)
             self.decoder.prepare(call.arguments["guidance_scale"] > 1, call.arguments.get("strength", 1.0))
 
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:

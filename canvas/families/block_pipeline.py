@@ -18,6 +18,7 @@ from ..caches.prefix_cache import PrefixCache
 from ..caches.window_diffusion import WindowDiffusion
 from ..decoder import BlockDecoder
 from ..method import CanvasMethod
+from .following import refuse_another_scheduler
 
 KEEPS_TEXT = (PrefixCache, IntervalCache)  # caches of what stands before a block
 
@@ -78,6 +79,7 @@ class BlockPipelineAdapter(Adapter):
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a run with these arguments."""
         if self.decoder is not None:
+            refuse_another_scheduler(self.decoder.session, self.decoder.scheduler)
             self.decoder.prepare(kwargs)
 
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:

@@ -12,6 +12,7 @@ from mmaccel.session import Session
 
 from ..method import CanvasMethod, CommitRule
 from ..uniform_decoder import UniformDecoder
+from .following import refuse_another_scheduler
 
 
 @register_adapter
@@ -50,6 +51,8 @@ class UniformPipelineAdapter(Adapter):
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a run; nothing has to be known of its arguments."""
+        if self.decoder is not None:
+            refuse_another_scheduler(self.decoder.session, self.decoder.scheduler)
 
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
         """Add a method; the first one installs what follows the pipeline's passes and steps."""

@@ -267,6 +267,14 @@ def test_a_scheduler_without_masks_is_refused(made):
         mmaccel.accelerate(pipe, canvas.HaltonOrder())
 
 
+def test_another_scheduler_is_refused_by_name(made):
+    pipe, arguments = made
+    with mmaccel.accelerate(pipe, canvas.HaltonOrder()) as fast:
+        fast.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
+        with pytest.raises(UnsupportedTargetError, match="another scheduler than when .*HaltonOrder.*accelerate"):
+            drawn(fast, arguments)
+
+
 @pytest.mark.parametrize(
     "make", (lambda: canvas.HaltonOrder(-1), lambda: canvas.HaltonOrder(2.5), lambda: canvas.LateGuidance(1.2))
 )

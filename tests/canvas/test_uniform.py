@@ -86,6 +86,14 @@ def test_rules_for_masks_are_refused_by_name_and_told_what_to_do():
         mmaccel.accelerate(pipe.model, canvas.FreeDave())
 
 
+def test_another_scheduler_is_refused_by_name():
+    pipe, arguments = uniform()
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        fast.scheduler = EntropyBoundScheduler()
+        with pytest.raises(UnsupportedTargetError, match="another scheduler than when .*FreeDave.*accelerate it again"):
+            run(fast, arguments)
+
+
 def test_diffusers_notes_what_is_committed_where_we_look():
     assert private.COMMITTED in vars(BlockRefinementScheduler())
 
