@@ -12,6 +12,7 @@ import torch
 
 from mmaccel.patching import attention_layers, intercept_attention, wrap_forward, wrap_method
 from mmaccel.session import Session
+from mmaccel.stepping.tensors import count_bytes
 
 from .caches.keeping import keeping
 from .caches.kept_prefix import KeptPrefix
@@ -61,6 +62,7 @@ class BlockDecoder:
     def _begin(self, length: int = 0) -> None:
         """Forget the last run of the pipeline; `length` tokens are a block of the next."""
         self.length, self.learned = length, dict[str, Any]()
+        self.most_learned = 0  # bytes
         self.computed, self.passes, self.changed = 0.0, 0, 0
         self.plain_steps = self.block_steps = 0.0  # that the pipeline would have made, in all and for this block
         self.followed = True  # whether the number of plain passes is known
@@ -119,7 +121,7 @@ class BlockDecoder:
         report.engaged = bool(self.changed or (self.prefix and self.prefix.reused))
         report.details["passes"] = self.passes
         kept = [part.most_bytes for part in (self.prefix, self.verifier) if part is not None]
-        report.peak_extra_bytes = sum(kept)
+        report.peak_extra_bytes = sum(kept) + self.most_learned
         if self.verifier is not None:
             report.details["canvases"] = self.verifier.canvases
             report.warnings += self.verifier.warnings
@@ -224,6 +226,7 @@ class BlockDecoder:
         if self.adapter.reads_causally or self.guide is not None:
             block.read = functools.partial(self._read, kwargs["sample"], masked)
         chosen = rule.choose(block) & masked
+        self.most_learned = max(self.most_learned, count_bytes(memory))
         added = chosen & ~out.transfer_index
         own = int(self._unfinished(out.transfer_index).sum(1).amax())
         self.changed += bool(added.any())

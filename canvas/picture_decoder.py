@@ -10,6 +10,7 @@ import torch
 
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.session import Session
+from mmaccel.stepping.tensors import count_bytes
 
 from .late_guidance import LateGuidance
 from .method import Block, CanvasMethod, CommitRule
@@ -44,6 +45,7 @@ class PictureDecoder:
         """Forget the last run of the pipeline; the next has this many steps."""
         self.steps, self.step, self.passes, self.computed, self.changed = steps, 0, 0, 0.0, 0
         self.learned: dict[str, Any] = {}
+        self.most_learned = 0  # bytes
         self.logits: torch.Tensor | None = None  # of the last pass
         self.last: Any = None  # what the last step gave
 
@@ -76,6 +78,7 @@ class PictureDecoder:
             report = self.session.report
             report.forwards, report.plain_forwards = round(self.computed, 3), self.steps
             report.details["passes"] = self.passes
+            report.peak_extra_bytes = self.most_learned
             report.engaged = bool(self.changed or self.computed < self.steps)
             if not report.engaged:
                 report.warnings.append("no step was changed: all went as the pipeline's own schedule has it")
@@ -128,6 +131,7 @@ class PictureDecoder:
         own = (out.prev_sample == out.pred_original_sample) & masked
         last = int(kwargs["timestep"]) == 0
         chosen = rule.choose(block).view_as(masked) & masked
+        self.most_learned = max(self.most_learned, count_bytes(self.learned))
         committed = chosen if rule.replaces and not last else chosen | own
         self.changed += bool((committed != own).any())
         out.prev_sample = torch.where(committed, out.pred_original_sample, sample)

@@ -11,6 +11,7 @@ import torch
 
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.session import Session
+from mmaccel.stepping.tensors import count_bytes
 
 from . import private
 from .method import Block, CanvasMethod, CommitRule
@@ -38,6 +39,7 @@ class UniformDecoder:
         """Forget the last run of the pipeline."""
         self.learned: dict[str, Any] = {}
         self.spared = self.changed = 0
+        self.most_learned = 0  # bytes
         self.complete: torch.Tensor | None = None  # the last logits of a canvas that no step changes any more
         self.lookahead.begin()
 
@@ -68,6 +70,7 @@ class UniformDecoder:
         report, ahead = self.session.report, self.lookahead
         report.forwards, report.plain_forwards = ahead.passes, ahead.asked + self.spared
         report.engaged = bool(self.changed or self.spared or ahead.passes < ahead.asked)
+        report.peak_extra_bytes = ahead.most_bytes + self.most_learned
         report.details |= {"passes": ahead.passes, "canvases": ahead.canvases}
         report.warnings += ahead.warnings
         if not report.engaged and not report.warnings:
@@ -98,6 +101,7 @@ class UniformDecoder:
         steps = max(int(scheduler.num_inference_steps), 1)
         block = Block(kwargs["model_output"].float(), out.sampled_tokens, chances, open_, step, steps, self.learned)
         added = rule.choose(block) & open_ & ~out.transfer_index
+        self.most_learned = max(self.most_learned, count_bytes(self.learned))
         if added.any():
             self.changed += 1
             private.commit(scheduler, added)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from mmaccel.stepping.tensors import count_bytes, tensors
+
 
 @dataclass
 class Known:
@@ -37,6 +39,8 @@ class Lookahead:
     ----------
     passes, asked, canvases : int
         Passes that were made, passes that the pipeline asked for, and canvases that were computed.
+    most_bytes : int
+        The most that was kept, of passes and of the cache that is repeated for several canvases.
     warnings : list of str
         Why a run was plain.
     """
@@ -47,7 +51,7 @@ class Lookahead:
 
     def begin(self) -> None:
         """Forget the last run."""
-        self.passes = self.asked = self.canvases = self.step = 0
+        self.passes = self.asked = self.canvases = self.step = self.most_bytes = 0
         self.known: dict[int, Known] = {}  # by number of the step
         self.caches: dict[int, Any] = {}  # the one cache of this canvas that was repeated last, by how often
         self.told: dict[str, Any] | None = None  # what the scheduler is told beside logits and canvas
@@ -74,7 +78,14 @@ class Lookahead:
         later = {step: known for step, known in self.known.items() if step >= self.step + len(states)}
         new = {self.step + n: Known(*state, logits[:, n]) for n, state in enumerate(states)}
         self.known = {**new, **later}
+        self.most_bytes = max(self.most_bytes, self._nbytes())
         return logits[:, 0]
+
+    def _nbytes(self) -> int:
+        """Bytes held; what one pass gave and another got is one tensor."""
+        passes = {x.data_ptr(): x for known in self.known.values() for x in tensors(list(vars(known).values()))}
+        layers = (layer for cache in self.caches.values() for layer in cache.layers)
+        return count_bytes(passes, [(layer.keys, layer.values) for layer in layers])
 
     @staticmethod
     def _same(known: Known, canvas: torch.Tensor, before: torch.Tensor) -> bool:

@@ -95,6 +95,13 @@ def test_rules_add_to_the_schedule_and_keep_what_is_committed(made, rule):
     assert not (codes == MASK).any()
 
 
+def test_what_a_rule_remembers_is_counted(made):
+    pipe, arguments = made
+    with mmaccel.accelerate(pipe, canvas.CreditDecoding(0.05)) as fast:
+        drawn(fast, arguments)
+        assert fast.report.peak_extra_bytes == SIDE * SIDE * CODES * 4
+
+
 def test_a_block_knows_its_grid(made, monkeypatch):
     pipe, arguments = made
     grids = []

@@ -487,6 +487,13 @@ def test_what_is_kept_of_logits_is_counted_and_bounded():
     assert 0 < kept <= 2 * 3 * examples.BLOCK * examples.VOCABULARY * 4
 
 
+def test_what_a_rule_remembers_is_counted():
+    pipe, arguments = examples.bidirectional()
+    with mmaccel.accelerate(pipe, canvas.CreditDecoding()) as fast:
+        run(fast, arguments, 2)
+        assert fast.report.peak_extra_bytes == 2 * examples.BLOCK * examples.VOCABULARY * 4
+
+
 @pytest.mark.parametrize("stops", (False, True))
 def test_calls_of_the_pipeline_itself_follow_their_own_arguments(stops):
     pipe, arguments = examples.block_causal(1)

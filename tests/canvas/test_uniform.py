@@ -12,7 +12,7 @@ from mmaccel.adapter import find_adapter
 from mmaccel.canvas import private
 from mmaccel.canvas.comparing import CanvasTrial
 from mmaccel.canvas.examples import bidirectional
-from mmaccel.canvas.uniform_examples import CANVAS, uniform
+from mmaccel.canvas.uniform_examples import CANVAS, VOCABULARY, uniform
 from mmaccel.errors import UnsupportedTargetError
 
 SCHEDULERS = (BlockRefinementScheduler, EntropyBoundScheduler, DiscreteDDIMScheduler)
@@ -45,6 +45,16 @@ def test_free_dave_takes_half_the_passes():
         unseeded = fast(**arguments()).sequences
     torch.manual_seed(3)
     assert torch.equal(pipe(**arguments()).sequences, unseeded), "without a generator it draws from the global one"
+
+
+def test_what_is_kept_for_later_steps_is_counted():
+    pipe, arguments = uniform(scheduler=EntropyBoundScheduler())
+    held = []
+    for drafts in (2, 8):
+        with mmaccel.accelerate(pipe, canvas.FreeDave(drafts)) as fast:
+            run(fast, arguments)
+            held.append(fast.report.peak_extra_bytes)
+    assert 2 * CANVAS * VOCABULARY * 4 <= held[0] < held[1]
 
 
 def test_free_dave_leaves_correctors_alone_and_says_so():
