@@ -24,7 +24,7 @@ class Seen:
     mask : int
         The token that stands for nothing yet.
     end : int or None
-        The token that ends a text, if the call stops at it.
+        The token that ends a text, also where the call does not stop at it; None where there is none.
     tokenizer
         Of the pipeline, or None.
     """
