@@ -94,7 +94,13 @@ class BlockDecoder:
         if not self.prepared:
             self._know_nothing()
         self._begin(kwargs.get("block_length") or pipe.scheduler.config.block_length)
-        own, report = getattr(pipe.model, "block_length", self.length), self.session.report
+        if self.prepared:
+            self._tell_exactness(getattr(pipe.model, "block_length", self.length))
+        return original(*args, **kwargs)
+
+    def _tell_exactness(self, own: int) -> None:
+        """Report whether a run of the session is exact, where the blocks of the model are of its `own` length."""
+        report = self.session.report
         report.exact = self.exact
         if self.length != own and isinstance(self.prefix, KeptPrefix) and self.exact:
             report.exact = False
@@ -102,7 +108,6 @@ class BlockDecoder:
                 f"block_length={self.length} is not that of the model, so that tokens before a block see some of it,"
                 f" and a cache of them is not exact: leave it out, or give block_length={own}"
             )
-        return original(*args, **kwargs)
 
     @contextmanager
     def _run(self) -> Iterator[None]:

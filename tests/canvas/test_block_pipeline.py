@@ -506,6 +506,15 @@ def test_calls_of_the_pipeline_itself_follow_their_own_arguments(stops):
         assert torch.equal(run(pipe, arguments, **call), plain), "nor does the session's last call count"
 
 
+def test_calls_of_the_pipeline_itself_leave_the_report_as_it_is():
+    pipe, arguments = examples.block_causal()
+    with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
+        run(fast, arguments)
+        told = fast.report.to_dict()
+        run(pipe, arguments, block_length=2 * examples.BLOCK)
+        assert fast.report.to_dict() == told
+
+
 def test_another_scheduler_is_refused_by_name():
     pipe, arguments = examples.block_causal()
     with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
