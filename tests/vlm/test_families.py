@@ -92,6 +92,23 @@ def test_glm_has_the_placeholder_of_pictures_for_videos_too():
         assert fast.report.engaged
 
 
+def test_tokens_that_a_processor_has_left_out_are_not_missed():
+    """VideoLLaMA 3 leaves out, of each frame, the tokens that the one before has too, and then their features."""
+    model, call = build("VideoLlama3ForConditionalGeneration")
+    given, stays = call(2), torch.arange(2 * 96) % 3 > 0
+    left = given["input_ids"] != VIDEO
+    left[~left] = stays
+    given |= {name: given[name][left].view(2, -1) for name in ("input_ids", "attention_mask")}
+    given |= {"video_compression_mask": stays, "return_dict_in_generate": True, "output_logits": True}
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, ALL) as fast:
+        assert equal(fast.generate(**given), plain)
+    for method in (vlm.HoliTom(keep=0.4), vlm.EarlyTom(keep=0.4)):
+        with mmaccel.accelerate(model, method) as fast:
+            fast.generate(**given)
+            assert fast.report.engaged and fast.report.plain_visual_tokens == 2 * 64
+
+
 @pytest.mark.parametrize(
     ("name", "types", "value"),
     (

@@ -24,6 +24,7 @@ from .visual_adapter import KINDS, PIXELS, VisualAdapter
 
 MANY = 99  # layers of a tower, to ask whether a method would merge frames in any
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "video_tower")
+MASK = "video_compression_mask"  # of the features of videos that have a placeholder: VideoLLaMA 3 leaves out others
 
 
 @register_adapter
@@ -65,6 +66,10 @@ class VisionLanguageAdapter(VisualAdapter):
 
     def token_id(self, kind: str) -> int:
         return super().token_id(self.row.video if kind == "video" else kind)
+
+    @property
+    def pixel_arguments(self) -> set[str]:
+        return super().pixel_arguments | {MASK}
 
     @property
     def merge(self) -> int:
@@ -120,7 +125,7 @@ class VisionLanguageAdapter(VisualAdapter):
         for layer in getattr(output, "deepstack_features", None) or ():
             for visual, part in zip(found, layer, strict=True):
                 visual.extra = (*visual.extra, part)
-        return found
+        return _placed(found, kwargs[MASK]) if kind == "video" and kwargs.get(MASK) is not None else found
 
     def _features(self, output: Any) -> Any:
         """What the language model gets: a tensor, or one for each picture."""
@@ -233,6 +238,12 @@ def _shown(pixels: torch.Tensor, kind: str) -> int:
     if kind == "video" or pixels.dim() < 5:
         return pixels.shape[:-3].numel()
     return max(1, int(pixels.flatten(-3).any(-1).sum()))
+
+
+def _placed(visuals: list[Visual], mask: torch.Tensor) -> list[Visual]:
+    """Videos with the tokens that have a placeholder."""
+    masks = mask.to(visuals[0].features.device).split([len(visual.features) for visual in visuals])
+    return [visual if stays.all() else visual.only(stays) for visual, stays in zip(visuals, masks, strict=True)]
 
 
 def _square(cells: int) -> Grid:

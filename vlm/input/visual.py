@@ -54,6 +54,12 @@ class Visual:
         extra = tuple(part.to(device) for part in self.extra)
         return Visual(self.features.to(device), self.grid, self.shows.to(device), scores, key, present, extra)
 
+    def only(self, stays: torch.Tensor) -> Visual:
+        """Those of its tokens that stay, bool `[L]`, in one line since they fill no grid; all must show something."""
+        scores, key = (None if part is None else part.flatten(0, 1)[stays][None] for part in (self.scores, self.key))
+        grid, extra = (1, 1, int(stays.sum())), tuple(part[stays] for part in self.extra)
+        return Visual(self.features[stays], grid, self.shows[stays], scores, key, extra=extra)
+
     @property
     def frames(self) -> torch.Tensor:
         """The tokens that show something, `[F, N, D]`, of the frames that are present."""
