@@ -375,6 +375,16 @@ def test_a_prompt_may_come_without_its_name():
             assert torch.equal(fast.generate(*given[0], **given[1], **call), named) and fast.report.engaged
 
 
+def test_pictures_are_found_in_a_prompt_without_its_name():
+    model, arguments = visual_examples.internvl()
+    call = arguments(2)
+    with mmaccel.accelerate(model, vlm.CompressKV(policy="st_lite", budget=0.3)) as fast:
+        named = fast.generate(**dict(call))
+        ids = call.pop("input_ids")
+        assert torch.equal(fast.generate(ids, **call), named) and fast.report.engaged and not fast.report.warnings
+        assert fast.adapter.spans(call) is None, "such as of a prompt of embeddings"
+
+
 def test_a_cache_of_fixed_length_has_all_tokens():
     model, arguments = visual_examples.qwen3_vl()
     plain = model.generate(**arguments(1))

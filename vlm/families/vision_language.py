@@ -11,6 +11,7 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from mmaccel.adapter import register_adapter
+from mmaccel.decoding.setting import prompt_ids
 from mmaccel.errors import UnsupportedTargetError
 
 from ..input.prompt import Prompt
@@ -91,9 +92,10 @@ class VisionLanguageAdapter(VisualAdapter):
         patches, merge = self._patches(kind, kwargs), self.merge
         if patches is not None:
             return [(frames, rows // merge, columns // merge) for frames, rows, columns in patches]
-        if kind != "image" or not self.row.tiles:
+        ids = prompt_ids(kwargs)
+        if kind != "image" or not self.row.tiles or ids is None:
             return None
-        tiles = int((kwargs["input_ids"] == self.token_id(kind)).sum()) // self.cells
+        tiles = int((ids == self.token_id(kind)).sum()) // self.cells
         return [_square(self.cells)] * tiles
 
     def clips(self, kind: str, kwargs: dict[str, Any], seen: int = 0) -> list[tuple[int, int]]:
