@@ -111,6 +111,16 @@ def pad_token(config: Any) -> int:
     return 0 if found is None else int(found)
 
 
+def padding_mask(model: Any, input_ids: torch.Tensor, pad: Any, end: Any) -> torch.Tensor:
+    """The attention mask `[B, L]` that `generate` makes of a prompt without one, given the tokens that pad and end."""
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(pad_token_id=pad, eos_token_id=end)
+    model._prepare_special_tokens(config, device=input_ids.device)
+    mask: torch.Tensor = model._prepare_attention_mask_for_generation(input_ids, config, {})
+    return mask
+
+
 def kwargs_after(model: Any, kwargs: dict[str, Any], count: int) -> dict[str, Any]:
     """Arguments of a model within `generate` after `count` more tokens: mask, positions and token types."""
     grown = dict(kwargs)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from mmaccel import private
+
 # Names of the usual cache: checkpoints of Gemma say "hybrid", which `generate` takes back itself.
 USUAL_CACHE = ("dynamic", "hybrid")
 
@@ -29,6 +31,15 @@ def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
     """The token ids of the prompt of a call of `generate`; None if it has embeddings alone."""
     found = (kwargs.get(name) for name in ("inputs", "input_ids"))
     return next((value for value in found if isinstance(value, torch.Tensor)), None)
+
+
+def prompt_mask(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    """The attention mask `[B, L]` of `input_ids`; where a call has none, the one that `generate` makes itself."""
+    given: torch.Tensor | None = kwargs.get("attention_mask")
+    if given is not None:
+        return given
+    pad, end = (setting(model, kwargs, name) for name in ("pad_token_id", "eos_token_id"))
+    return private.padding_mask(model, kwargs["input_ids"], pad, end)
 
 
 def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:

@@ -11,7 +11,7 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.adapter import adapters, find_adapter
 from mmaccel.demos.families.visual_models import UNTRIED, build, rows
-from mmaccel.demos.families.visual_table import ALL, BATCH, TARGET, count_served, equal, tried
+from mmaccel.demos.families.visual_table import ALL, BATCH, TARGET, count_served, equal, same, tried
 from mmaccel.errors import PromptError, UnsupportedTargetError
 from mmaccel.vlm.families.rows import REFUSED
 from mmaccel.vlm.families.visual_adapter import VisualAdapter
@@ -155,6 +155,10 @@ def test_audio_is_left_alone():
         heard = fast.generate(**given, **more).logits
         silent = fast.generate(**{**given, "input_features": -given["input_features"]}, **more).logits
         assert fast.report.plain_visual_tokens == 96 and not torch.equal(heard[0], silent[0])
+
+
+def test_a_prompt_without_a_mask_has_the_places_that_the_model_gives_it():
+    assert same(*build("Qwen2_5OmniThinkerForConditionalGeneration"), attention_mask=None)
 
 
 def test_too_many_placeholders_are_said_and_nothing_is_left_behind():

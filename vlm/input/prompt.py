@@ -119,8 +119,7 @@ def shortened(
     seen = 0 if before is None else before.full_ids.shape[1]
     if before is not None:
         _require_more(full_ids, before)
-    ids, mask = full_ids[:, seen:], kwargs.get("attention_mask")
-    mask = torch.ones_like(full_ids) if mask is None else mask
+    ids, mask = full_ids[:, seen:], kwargs["attention_mask"]
     held = mask[:, : max(0, seen - 1)]  # the last token of an answer was never in the decoder
     lengths = list(zip(mask.sum(1).tolist(), held.sum(1).tolist(), strict=True))
     told, mask = mask[:, :seen], mask[:, seen:].bool()
