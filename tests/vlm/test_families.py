@@ -80,6 +80,16 @@ def test_pictures_stand_apart_and_frames_do_not():
             assert len(vlm.kept(fast)) == visuals, name
 
 
+def test_tiles_of_one_picture_are_not_frames_of_a_video():
+    """InternVL's processor writes the tiles of a picture at one stretch, and words between the frames of a video."""
+    model, _ = build("InternVLForConditionalGeneration")
+    given = prompt(1, [*[5, *[IMAGE] * 16, 6] * 2, *[IMAGE] * 3 * 16])
+    given |= {"pixel_values": clip(1, 5, 32)[0], "max_new_tokens": 4, "do_sample": False}
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=None, tokens=4)) as fast:
+        fast.generate(**given)
+        assert [len(kept.sizes) for kept in vlm.kept(fast)] == [2, 1, 1, 1] and fast.report.visual_tokens == 4 * 4
+
+
 def test_glm_has_the_placeholder_of_pictures_for_videos_too():
     model, call = build("Glm4vForConditionalGeneration")
     given = call(2)

@@ -17,7 +17,8 @@ class Row:
     cells
         The setting that tells this number; empty if it follows from the sizes of the tower.
     frames
-        Whether the processor hands a video over as pictures: those of one prompt are frames then.
+        Whether the processor hands a video over as pictures: those that follow each other in a prompt are frames then,
+        but for several tiles at one stretch, which are of one picture. SmolVLM has all its tiles apart.
     order
         How patches follow each other in the tower where pictures have any size: see
         :func:`mmaccel.vlm.families.layout.lay_grids`.

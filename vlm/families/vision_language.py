@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ class VisionLanguageAdapter(VisualAdapter):
         return [(count, *found[start][1:]) for start, count in zip(starts, counts.tolist(), strict=True)]
 
     def _tiles(self, kind: str, entries: list[torch.Tensor], kwargs: dict[str, Any], seen: int) -> list[Visual]:
-        """Pictures or tiles apart, or those of each prompt as the frames of one video."""
+        """Pictures or tiles apart, or those that stand in for frames of a video together."""
         if not self.row.tiles:
             return [Visual.of_frames(part, _square(len(part))) for part in entries]
         cells = len(entries[0]) if self.stacked else self.cells
@@ -178,12 +179,11 @@ class VisionLanguageAdapter(VisualAdapter):
         return self._frames(kind, tiles, cells, kwargs, seen) if self.row.frames else [1] * tiles
 
     def _frames(self, kind: str, tiles: int, cells: int, kwargs: dict[str, Any], seen: int) -> list[int]:
-        """The number of tiles of each prompt, earlier turns and the new one apart."""
-        places = kwargs["input_ids"] == self.token_id(kind)
-        turns = torch.stack([places[:, :seen].sum(1), places[:, seen:].sum(1)], 1) // cells
-        if int(turns[:, 1].sum()) == tiles:  # only those that are new were given
-            turns[:, 0] = 0
-        counts = [count for count in turns.flatten().tolist() if count]
+        """The number of tiles of each picture or video, those of earlier turns and of the new one apart."""
+        rows = (kwargs["input_ids"] == self.token_id(kind)).tolist()
+        counts = [count for row in rows for count in _joined(row[seen:], cells)]
+        if sum(counts) != tiles:  # not only those that are new were given
+            counts = [count for row in rows for turn in (row[:seen], row[seen:]) for count in _joined(turn, cells)]
         return counts if sum(counts) == tiles else [tiles]
 
     def positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -240,6 +240,23 @@ def _shown(pixels: torch.Tensor, kind: str) -> int:
     if kind == "video" or pixels.dim() < 5:
         return pixels.shape[:-3].numel()
     return max(1, int(pixels.flatten(-3).any(-1).sum()))
+
+
+def _joined(places: list[bool], cells: int) -> list[int]:
+    """The number of tiles of each picture or video, by the placeholders of one turn.
+
+    Tiles that stand apart from each other are the frames of one video, several in a row the parts of one picture.
+
+    Examples
+    --------
+    >>> _joined([*[True, True, False] * 3, *[True] * 4, False, True, True], cells=2)
+    [3, 1, 1, 1]
+    """
+    runs = [len([*run]) // cells for shown, run in itertools.groupby(places) if shown]
+    found: list[int] = []
+    for alone, group in itertools.groupby(runs, lambda tiles: tiles == 1):
+        found += [len([*group])] if alone else [1] * sum(group)
+    return found
 
 
 def _placed(visuals: list[Visual], mask: torch.Tensor) -> list[Visual]:
