@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from ..errors import PromptError, SettingError
 from .endings import PICTURES
@@ -17,6 +17,7 @@ SIZE, LINE, MARGIN, GAP = 15, 20, 5, 8
 BAR = LINE + 2 * MARGIN  # above a picture whose text is one line
 BACKGROUND, INK = (250, 250, 250), (30, 30, 30)
 READ = ("PNG", "JPEG", "WEBP", "BMP")
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what PIL raises for damaged files
 
 
 def read_picture(path: Path) -> Image.Image:
@@ -32,7 +33,7 @@ def read_picture(path: Path) -> Image.Image:
             return upright(picture)
     except FileNotFoundError as error:
         raise PromptError(f"there is no file {path}: give a picture, or --example for a shipped one") from error
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+    except UNREADABLE as error:
         raise PromptError(f"{path} is no picture that can be read ({', '.join(READ)}): {error}") from error
 
 

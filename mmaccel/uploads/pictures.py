@@ -8,7 +8,7 @@ from typing import BinaryIO
 from PIL import Image
 
 from ..errors import SettingError
-from ..files.pictures import READ, upright
+from ..files.pictures import READ, UNREADABLE, upright
 from .limits import UploadLimits
 
 
@@ -26,7 +26,7 @@ def read_picture(file: Path | BinaryIO, limits: UploadLimits) -> Image.Image:
                 size = f"{picture.width}x{picture.height} pixels"
                 raise SettingError(f"a picture has {size}: {limits.frame_pixels} are enough")
             return upright(picture)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except UNREADABLE as error:
         if isinstance(error, SettingError):
             raise
         raise SettingError(f"a picture cannot be read ({', '.join(READ)}): it is none, or is damaged") from error

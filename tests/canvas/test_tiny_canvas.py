@@ -125,6 +125,17 @@ def test_files_that_are_no_pictures(tmp_path):
         read_picture(tmp_path / "text.png")
 
 
+def test_a_damaged_picture_is_said_to_be_none(tmp_path):
+    path = tmp_path / "damaged.png"
+    Image.new("RGB", (64, 64)).save(path)
+    whole = path.read_bytes()
+    data = whole.index(b"IDAT") + 4
+    cut = (8).to_bytes(4, "big") + whole[data - 4 : data + 8]  # eight bytes of its pixels, and nothing behind them
+    path.write_bytes(whole[: data - 8] + cut + bytes(12))
+    with pytest.raises(PromptError, match="is no picture that can be read .*: broken PNG file"):
+        read_picture(path)
+
+
 def test_other_models_bring_code_that_is_not_run():
     with pytest.raises(UnsupportedTargetError, match="trust_remote_code=True"):
         load("inclusionAI/LLaDA2.1-mini")
