@@ -96,7 +96,7 @@ def test_merging_keeps_which_frames_are_there(shape):
     """Two layers that each merge the first two frames of each clip; around them each frame has its own place."""
     layers = [Layer() for _ in range(3)]
     hidden = torch.arange(10.0).view(shape)
-    with merging(First(), layers, [(5, 1), (5, 1)], 3, hidden.device) as state:
+    with merging(First(), layers, [(5, 1), (5, 1)], 3) as state:
         for layer in layers:
             hidden = layer(hidden)
     assert [left.tolist() for left in state.left] == [[0, 3, 4], [0, 3, 4]]
@@ -106,6 +106,13 @@ def test_merging_keeps_which_frames_are_there(shape):
     assert hidden.shape == shape and not any("forward" in vars(layer) for layer in layers)
     told = state.restore([torch.tensor([float(i)]) for i in range(6)])
     assert torch.cat(told).tolist() == [0, 0, 0, 1, 2, 3, 3, 3, 4, 5]
+
+
+def test_frames_are_counted_on_the_device_of_the_layer():
+    layers = [Layer() for _ in range(3)]
+    with merging(First(), layers, [(5, 1)], 3) as state:
+        layers[2](torch.zeros(5, 1, device="meta"))
+    assert all(part.is_meta for part in (*state.left, *state.owner))
 
 
 def test_arguments_of_a_layer_follow_its_frames():
@@ -118,7 +125,7 @@ def test_arguments_of_a_layer_follow_its_frames():
         "cu_seqlens": torch.tensor([0, 2, 4, 6, 7, 9, 12, 15, 18], dtype=torch.int32),
         "other": torch.zeros(3, 5),
     }
-    with merging(First(), layers, clips, 2, hidden.device):
+    with merging(First(), layers, clips, 2):
         for layer in layers:
             hidden = layer(hidden, **given)
     rows = [0, 1, 4, 5, 6, 7, 8, 12, 13, 14, 15, 16, 17]  # frames 0 and 2 of one clip, 0, 2 and 3 of the other
@@ -132,9 +139,9 @@ def test_arguments_of_a_layer_follow_its_frames():
 def test_nothing_merges_where_nothing_can():
     layers = [Layer() for _ in range(3)]
     for clips, last in (([(1, 4), (1, 9)], 3), ([], 3), ([(5, 1)], 0)):
-        with merging(First(), layers, clips, last, torch.device("cpu")) as state:
+        with merging(First(), layers, clips, last) as state:
             assert state is None
-    with merging(First(), layers, [(5, 1)], 3, torch.device("cpu")) as state:
+    with merging(First(), layers, [(5, 1)], 3) as state:
         assert torch.equal(layers[0](torch.ones(7, 2)), torch.ones(7, 2)), "rows that are not those of the frames"
     assert state.left[0].tolist() == [0, 1, 2, 3, 4]
 

@@ -137,6 +137,18 @@ def test_what_a_tower_makes_comes_to_the_device_of_the_prompt(monkeypatch):
     assert moved == [model.device] * 2
 
 
+def test_placeholders_come_to_the_device_of_the_embeddings(monkeypatch):
+    """The parts of a model may lie elsewhere than its prompt."""
+    model, arguments = build("llava_onevision")
+    places = []
+    with mmaccel.accelerate(model, Every(step=3)) as fast:
+        prompt = fast.adapter.shorten(Every(step=3), arguments(1))
+        model.get_input_embeddings().register_forward_hook(lambda module, ids, embeds: embeds.to("meta"))
+        monkeypatch.setattr(torch.Tensor, "masked_scatter", lambda embeds, mask, _: places.append(mask) or embeds)
+        fast.adapter.inputs(prompt)
+    assert places[0].is_meta
+
+
 @pytest.mark.parametrize("batch", (1, 3))
 def test_fast_v_is_a_mask_in_the_later_layers(family, batch):
     """Hiding the dropped tokens from everybody, from that layer on, is the same as not having them."""

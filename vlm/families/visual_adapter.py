@@ -260,7 +260,7 @@ class VisualAdapter(DecoderAdapter):
         clips = self.clips(kind, kwargs, seen)
         with (
             nullcontext() if scoring is None else probed(scoring) as probe,
-            merging(method, layers, clips, last, kwargs[PIXELS[kind]].device) as merged,
+            merging(method, layers, clips, last) as merged,
         ):
             output = encoder(**arguments, return_dict=True)
         if merged is not None and probe is not None:
@@ -296,5 +296,5 @@ class VisualAdapter(DecoderAdapter):
             features = torch.cat([visual.features for visual in visuals]).to(embeds)
             places = prompt.input_ids == self.token_id(kind)
             places[:, : prompt.cached] = False
-            embeds = embeds.masked_scatter(places[..., None], features)
+            embeds = embeds.masked_scatter(places[..., None].to(embeds.device), features)
         return {"input_ids": prompt.input_ids, "inputs_embeds": embeds}

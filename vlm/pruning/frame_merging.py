@@ -35,9 +35,9 @@ class Merging:
         Which of these stands for each frame.
     """
 
-    def __init__(self, method: Compressor, clips: Sequence[tuple[int, int]], device: torch.device) -> None:
+    def __init__(self, method: Compressor, clips: Sequence[tuple[int, int]]) -> None:
         self.method, self.clips = method, clips
-        self.left = [torch.arange(frames, device=device) for frames, _ in clips]
+        self.left = [torch.arange(frames) for frames, _ in clips]
         self.owner = [frames.clone() for frames in self.left]
         self.total = sum(frames * rows for frames, rows in clips)
 
@@ -47,6 +47,8 @@ class Merging:
         axis = next((axis for axis, size in enumerate(given.shape[:2]) if size == self.total), None)
         if axis is None:  # its patches are not those of the frames, one after the other
             return original(*args, **kwargs)
+        for frames in (self.left, self.owner):  # pixels may have come from another device
+            frames[:] = [part.to(given.device) for part in frames]
         args, kwargs = self._fewer(args), self._fewer(kwargs)
         output = original(*args, **kwargs)
         hidden = output[0] if isinstance(output, tuple) else output
@@ -127,11 +129,7 @@ class Merging:
 
 @contextmanager
 def merging(
-    method: Compressor,
-    layers: Sequence[torch.nn.Module],
-    clips: Sequence[tuple[int, int]],
-    last: int,
-    device: torch.device,
+    method: Compressor, layers: Sequence[torch.nn.Module], clips: Sequence[tuple[int, int]], last: int
 ) -> Iterator[Merging | None]:
     """Merge frames after the layers that the method names, none behind the first `last`, inside this block.
 
@@ -141,7 +139,7 @@ def merging(
     if not after or all(frames == 1 for frames, _ in clips):
         yield None
         return
-    state = Merging(method, clips, device)
+    state = Merging(method, clips)
     with ExitStack() as stack:
         for number, layer in enumerate(layers, 1):
             if number >= min(after):
