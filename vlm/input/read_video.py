@@ -165,10 +165,9 @@ def read_video(
         reader.close()
 
 
-def read_at_most(path: str | PathLike[str], frames: int, **options: Any) -> VideoFrames:
-    """So many frames of a video file, or all if it has fewer; `options` as of :func:`read_video`."""
-    there = read_video(path, frames=1, **options).total_frames
-    return read_video(path, frames=min(frames, there), **options)
+def read_at_most(path: str | PathLike[str], frames: int) -> VideoFrames:
+    """So many frames of a video file, or all if it has fewer."""
+    return read_video(path, frames=min(frames, read_video(path, frames=1).total_frames))
 
 
 def frames_in_file(
