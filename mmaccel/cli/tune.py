@@ -47,7 +47,7 @@ def _add_choice(kind: Any, floor: str) -> None:
         action="append",
         default=[],
         metavar="KEY=V1,V2,...",
-        help="values to measure; given twice, all combinations (default: four values of the method's main setting)",
+        help="values to measure; given twice, all combinations (default: a few values of the method's main setting)",
     )
     above = number("a number above 1", lambda value: value > 1)
     kind.add_argument("--target-speedup", type=above, metavar="X", help="the speed-up to reach, such as 1.8")

@@ -120,8 +120,9 @@ def tune(
     method
         A class, or an instance whose other settings stay.
     grid
-        Values by setting, of which all combinations are measured, or the methods themselves. Default: four values of
-        the first of budget, keep, tokens, threshold, window, interval, block and spatial that the method is given.
+        Values by setting, of which all combinations are measured, or the methods themselves. Default: a few values of
+        the first of budget, keep, tokens, threshold, window, interval, block, spatial, factor, bound, anchor and drafts
+        that the method is given.
     target_speedup
         Measured speed-up to reach, above 1; within 3 % of it counts.
     floor

@@ -19,7 +19,7 @@ from mmaccel.image import examples as image_examples
 from mmaccel.testing.contract import snapshot
 from mmaccel.tuning import plot
 from mmaccel.tuning.curve import Goal, describe, point
-from mmaccel.tuning.grid import settings_of
+from mmaccel.tuning.grid import KNOBS, settings_of
 from mmaccel.video import Auto, EasyCache, HeterogeneousSteps, TeaCache
 from mmaccel.video import examples as video_examples
 from mmaccel.video.command import VideoCommand
@@ -51,6 +51,11 @@ def test_the_main_setting_is_varied(wan, janus):
     assert [m.window for m in settings_of(janus[0], GroupedSpeculative, None)] == [8, 16], "as much as there are tokens"
     jacobi = settings_of(janus[0], SpeculativeJacobi, None)
     assert [m.window for m in jacobi][:2] == ["auto", 8]
+
+
+def test_the_settings_that_may_be_the_main_one_are_told():
+    names = f"the first of {', '.join(KNOBS[:-1])} and {KNOBS[-1]} that the method is given"
+    assert names in " ".join(mmaccel.tune.__doc__.split())
 
 
 def test_values_that_a_target_refuses_are_left_out_of_our_own_grid(janus):
