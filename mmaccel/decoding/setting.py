@@ -33,7 +33,7 @@ def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
     return next((value for value in found if isinstance(value, torch.Tensor)), None)
 
 
-def prompt_mask(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+def mask_of(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     """The attention mask `[B, L]` of `input_ids`; where a call has none, the one that `generate` makes itself."""
     given: torch.Tensor | None = kwargs.get("attention_mask")
     if given is not None:

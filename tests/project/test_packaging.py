@@ -109,7 +109,15 @@ def test_links_lead_into_the_tree_only():
         assert not Path(os.readlink(link)).is_absolute() and link.resolve().is_relative_to(ROOT), link
 
 
-@pytest.mark.parametrize("name", ["_prepare_generation_config", "_validate_model_kwargs"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_prepare_attention_mask_for_generation",
+        "_prepare_generation_config",
+        "_prepare_special_tokens",
+        "_validate_model_kwargs",
+    ],
+)
 def test_private_names_of_transformers_are_still_there(name):
     from transformers import GenerationMixin
 

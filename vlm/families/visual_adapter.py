@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mmaccel.adapter import Adapter
-from mmaccel.decoding.setting import prompt_ids, prompt_mask, setting
+from mmaccel.decoding.setting import mask_of, prompt_ids, setting
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import Span
 from mmaccel.report import Report
@@ -239,7 +239,7 @@ class VisualAdapter(DecoderAdapter):
         device = kwargs["input_ids"].device  # a tower may have one of its own
         found = {kind: [visual.to(device) for visual in self.encode(kind, method, kwargs, seen)] for kind in kinds}
         names = {kind: self.token_id(kind) for kind in KINDS}
-        kwargs = {**kwargs, "attention_mask": prompt_mask(self.target, kwargs)}
+        kwargs = {**kwargs, "attention_mask": mask_of(self.target, kwargs)}
         return shortened(method, found, names, kwargs, self.positions, self.pad_token, before)
 
     @property
