@@ -255,7 +255,8 @@ def _joined(places: list[bool], cells: int) -> list[int]:
     runs = [len([*run]) // cells for shown, run in itertools.groupby(places) if shown]
     found: list[int] = []
     for alone, group in itertools.groupby(runs, lambda tiles: tiles == 1):
-        found += [len([*group])] if alone else [1] * sum(group)
+        tiles = [*group]
+        found += [len(tiles)] if alone else [1] * sum(tiles)
     return found
 
 
