@@ -131,7 +131,7 @@ class Session(Generic[A]):
         return self._stack is not None
 
     def _attach(self) -> None:
-        with self.lock, ExitStack() as stack:
+        with ExitStack() as stack:
             self.attach(self.plan.methods, stack)
             self._stack = stack.pop_all()
 
@@ -141,10 +141,9 @@ class Session(Generic[A]):
             method.attach(self, stack)
 
     def _detach(self) -> None:
-        with self.lock:  # a run of another thread ends as it began
-            stack, self._stack = self._stack, None
-            if stack is not None:
-                stack.close()
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
 
     def remove(self) -> None:
         """Leave the target exactly as it was. Calling it again does nothing."""

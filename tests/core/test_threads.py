@@ -52,25 +52,3 @@ def test_each_thread_gets_its_own_text_without_a_session():
         for _ in range(2):
             got = at_once(lambda number, own=drafts: model.generate(**calls[number], custom_generate=own[number]))
             assert all(torch.equal(tokens, wanted) for tokens, wanted in zip(got, plain, strict=True)), got
-
-
-def test_methods_stay_until_the_call_of_another_thread_has_ended():
-    model = mistral()
-    fast = mmaccel.accelerate(model, TokenRecycling(always=True))
-    begun, go_on = threading.Event(), threading.Event()
-
-    def call_slowly():
-        with fast.run():
-            begun.set()
-            go_on.wait()
-
-    running, removing = threading.Thread(target=call_slowly), threading.Thread(target=fast.remove)
-    running.start()
-    begun.wait()
-    removing.start()
-    removing.join(0.05)
-    assert fast.active and removing.is_alive()
-    go_on.set()
-    removing.join()
-    running.join()
-    assert not fast.active
