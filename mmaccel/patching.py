@@ -139,10 +139,11 @@ def wrap_generate(
     owner = session.target if model is None else model
     names = list(inspect.signature(owner.generate).parameters)
     within: list[bool] = []
+    removed: list[bool] = []
 
     def generate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with session.lock:
-            if within:
+            if within or removed:  # while this call waited
                 return original(*args, **kwargs)
             kwargs.update(zip(names, args, strict=False))
             if applies is not None and not applies(kwargs):
@@ -156,6 +157,7 @@ def wrap_generate(
                 within.clear()
 
     wrap_method(stack, owner, "generate", generate)
+    stack.callback(removed.append, True)
 
 
 @dataclass(frozen=True)

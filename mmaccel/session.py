@@ -146,11 +146,12 @@ class Session(Generic[A]):
             stack.close()
 
     def remove(self) -> None:
-        """Leave the target exactly as it was. Calling it again does nothing."""
-        self._removed = True
-        self._detach()
-        while self._held:
-            del _holders[id(self._held.pop())]
+        """Leave the target exactly as it was, after a run of another thread. Calling it again does nothing."""
+        with self.lock:
+            self._removed = True
+            self._detach()
+            while self._held:
+                del _holders[id(self._held.pop())]
 
     @contextmanager
     def baseline(self) -> Iterator[Any]:
@@ -171,14 +172,19 @@ class Session(Generic[A]):
 
     @contextmanager
     def detached(self) -> Iterator[None]:
-        """Take all methods off the target inside this block; those of the plan are attached after it."""
-        was_active = self.active
-        self._detach()
+        """Take all methods off the target inside this block; those of the plan are attached after it.
+
+        It waits for a run of another thread.
+        """
+        with self.lock:
+            was_active = self.active
+            self._detach()
         try:
             yield
         finally:
-            if was_active and not self._removed:
-                self._attach()
+            with self.lock:
+                if was_active and not self._removed:
+                    self._attach()
 
     def __enter__(self) -> Self:
         return self

@@ -197,6 +197,24 @@ def test_a_run_that_fails_can_be_followed_by_another(session):
     assert session.target.generate() == [None, []] and session.report.wall_seconds > 0
 
 
+def test_a_call_that_waited_while_the_method_was_removed_is_plain(session):
+    stack, lock = ExitStack(), session.lock
+
+    class Late:
+        """Lets a call in after the removal."""
+
+        def __enter__(self):
+            stack.close()
+            lock.acquire()
+
+        def __exit__(self, *error):
+            lock.release()
+
+    wrap_generate(stack, session, lambda original, kwargs: ["ours"])
+    session.lock = Late()
+    assert session.target.generate(1) == [1, []]
+
+
 def test_another_model_than_the_target_can_be_the_one_that_writes(session):
     other, stack = Writer(), ExitStack()
     wrap_generate(stack, session, lambda original, kwargs: [*original(**kwargs), "ours"], model=other)
