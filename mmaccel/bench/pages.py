@@ -61,21 +61,16 @@ def write_rows(path: Path, result: dict[str, Any]) -> None:
 def committed(header: dict[str, Any]) -> str:
     """The commit that was measured, and whether anything in it had been changed; a result without one says so.
 
-    Which rows are of an `earlier` one, since nothing that they measure has changed, is told behind it.
-
     Examples
     --------
     >>> committed({"commit": "36a45fe0c1d2", "clean": False})
     '36a45fe0c1, with changes that were not committed'
     >>> committed({"commit": None, "clean": None})
     'not recorded'
-    >>> committed({"commit": "36a45fe0c1d2", "clean": True, "earlier": "of 5ab0 at 25%"})
-    '36a45fe0c1; of 5ab0 at 25%'
     """
     if not header.get("commit"):
         return "not recorded"
-    changed = "" if header["clean"] else ", with changes that were not committed"
-    return header["commit"][:10] + changed + (f"; {header['earlier']}" if header.get("earlier") else "")
+    return header["commit"][:10] + ("" if header["clean"] else ", with changes that were not committed")
 
 
 def markdown(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
