@@ -29,8 +29,8 @@ class StepAllocation:
     schedule
         Share of the tokens that each step computes; the first step computes all in any case.
     forecast
-        Share of the velocity's slope that forecasts trust, 0 to 1; None (default) for the :attr:`Schedule.trust` and
-        :attr:`Schedule.bending` of the schedule where velocities are `curved`, else for a half of the slope.
+        Share of the velocity's slope that forecasts trust, 0 to 1; None (default) for the :attr:`Schedule.trust` of
+        the schedule where velocities are `curved`, else for a half.
     correct
         Make steps again, in which forecasts missed (default). Only for samplers that draw no random numbers.
     sampler
@@ -95,7 +95,7 @@ class StepAllocation:
 
     def restart(self) -> None:
         """Forget all velocities, as where another model takes over; the next step computes all tokens."""
-        self.velocities = Velocities(self.trust, self.velocities.curved, self.bending)
+        self.velocities = Velocities(self.trust, self.velocities.curved)
         if self.replay is not None:
             missed, self.replay = self.replay.missed, Replay(self.sampler)
             self.replay.missed = missed
@@ -108,19 +108,13 @@ class StepAllocation:
         return self.schedule.trust if self.velocities.curved else LEAST_TRUST
 
     @property
-    def bending(self) -> float:
-        """Share of the slope's change that forecasts trust."""
-        return self.schedule.bending if self.forecast is None and self.velocities.curved else 0.0
-
-    @property
     def missed(self) -> float:
         """Root mean square of all corrections so far: how far forecasts led the sample astray."""
         return 0.0 if self.replay is None else self.replay.missed**0.5
 
     def begin(self, step: int) -> float:
         """Decide what the step of this index computes; returns the share of the tokens, and sets `active`."""
-        self.index, self.active = step, None
-        self.velocities.forecast, self.velocities.bending = self.trust, self.bending
+        self.index, self.active, self.velocities.forecast = step, None, self.trust
         is_due = not self.velocities.is_known
         if self.tolerance is not None:
             is_due |= self.agree(self.missed > self.tolerance)

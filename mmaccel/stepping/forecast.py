@@ -12,21 +12,20 @@ SAME = 1e-6  # levels that are nearer than this are the same
 class Velocities:
     """Each token's last computed velocity and its slope, at a noise level of its own.
 
-    A token that is not computed moves with ``v + forecast * slope * (level - level of v)``, and with a share of the
-    bend if asked for. The forecast reaches no further ahead than the last two computed velocities lie apart.
+    A token that is not computed moves with ``v + forecast * slope * (level - level of v)``. The forecast reaches no
+    further ahead than the last two computed velocities lie apart. Half the slope was measured to be better than none
+    and than all of it.
 
     Parameters
     ----------
     forecast
         Share of the slope that is trusted, from 0 (the cached velocity stays) to 1.
-    bending
-        Share of the bend, by which the slope changes, that is trusted; default 0.
     curved
-        Whether velocities bend at all (default), or lie on the line through the last two.
+        Whether :meth:`on_curve` bends (default), or is the line through the last two velocities.
     """
 
-    def __init__(self, forecast: float = 0.5, curved: bool = True, bending: float = 0.0) -> None:
-        self.forecast, self.curved, self.bending = forecast, curved, bending
+    def __init__(self, forecast: float = 0.5, curved: bool = True) -> None:
+        self.forecast, self.curved = forecast, curved
         self.velocity: torch.Tensor | None = None
         self.slope: torch.Tensor  # these belong to the velocity
         self.bend: torch.Tensor  # change of the slope, over the levels of the last three velocities
@@ -42,11 +41,8 @@ class Velocities:
         """Velocities `[B, S, C]` of all tokens at a noise level, forecast from what was computed."""
         assert self.velocity is not None
         reach = self.gap.abs()
-        ahead = torch.maximum(torch.minimum(level - self.level, reach), -reach)
-        change = self.slope * (self.forecast * ahead)[:, None]
-        if self.bending:
-            change += self.bend * (self.bending * ahead * (ahead + self.gap))[:, None]
-        return (self.velocity + change).to(self.velocity.dtype)
+        trusted = self.forecast * torch.maximum(torch.minimum(level - self.level, reach), -reach)
+        return (self.velocity + self.slope * trusted[:, None]).to(self.velocity.dtype)
 
     def on_curve(self, begin: float, end: float) -> torch.Tensor:
         """Mean velocities `[B, S, C]` from one noise level to another on the parabola through each token's last three.

@@ -30,9 +30,6 @@ ENOUGH = 1 / 3
 # half of it, most of all for the worst prompts; at a quarter of them, whose gaps are a fifth, half of it was better.
 STRAIGHT = 0.1
 LEAST_TRUST = 0.5
-# Share of a slope's change that is trusted where the whole slope is. Measured with Euler steps on a small Wan model:
-# at half of 40 steps 1.1 dB better on the mean of 16 prompts, at half of 50 as good; where gaps are longer, worse.
-BENDING = 0.5
 
 # Steps of a run below which nothing is forecast, unless asked for: models for so few steps change too much in each.
 FEW_STEPS = 10
@@ -88,11 +85,6 @@ class Schedule:
         [1.0, 0.8, 0.5]
         """
         return min(1.0, max(LEAST_TRUST, STRAIGHT * len(self.fractions) / (self.longest_gap + 1)))
-
-    @property
-    def bending(self) -> float:
-        """Share of a slope's change by which such steps may go: none where the slope is not wholly trusted."""
-        return BENDING if self.trust == 1 else 0.0
 
     @property
     def cost(self) -> float:

@@ -81,7 +81,6 @@ def test_less_of_the_slope_is_trusted_over_longer_gaps(marks, expected):
         for rest, curved in (((), True), ((), False), ((0.9,), True))
     )
     assert (curved.trust, straight.trust, asked.trust) == (schedule.trust, 0.5, 0.9)
-    assert (curved.bending, straight.bending, asked.bending) == (0.5 if schedule.trust == 1 else 0, 0, 0)
 
 
 @pytest.mark.parametrize(("forecast", "expected"), [(0.0, 3.0), (0.5, 2.5), (1.0, 2.0)])
@@ -95,17 +94,6 @@ def test_forecasts_trust_a_share_of_the_slope(forecast, expected):
     assert velocities.level.tolist() == pytest.approx([0.6, 0.8])
     assert velocities.slope.flatten().tolist() == pytest.approx([10.0, 5.0])
     assert velocities.heat().argmax() == 0
-
-
-@pytest.mark.parametrize("bending", [0.0, 0.5, 1.0])
-def test_forecasts_trust_a_share_of_the_bend(bending):
-    """On the parabola ``level ** 2`` the whole of both is exact."""
-    velocities = Velocities(1.0, bending=bending)
-    for level in (1.0, 0.8, 0.5):
-        velocities.step(level, torch.full((1, 2, 1), level**2))
-    line = 0.5**2 + 1.3 * -0.2
-    assert velocities.at(0.3).flatten().tolist() == pytest.approx([line + bending * (0.3**2 - line)] * 2, abs=1e-5)
-    assert velocities.at(0.1).flatten().tolist() == pytest.approx(velocities.at(0.2).flatten().tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(("share", "tokens", "count"), [

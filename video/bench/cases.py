@@ -123,9 +123,8 @@ def _fixed(budget: float, label: str, kind: str, **settings: Any) -> VideoCase:
 def _parts(budget: float) -> Iterator[VideoCase]:
     """Ours with something left out or put in."""
     yield _fixed(budget, "without forecast", "part", fraction=0.0, forecast=0.0)
-    if budget == max(BUDGETS):  # at a quarter it is what ours does
-        yield _fixed(budget, "half of the slope", "part", fraction=0.0, forecast=0.5)
-    yield _fixed(budget, "whole slope", "part", fraction=0.0, forecast=1.0)
+    part, share = ("half of the forecast", 0.5) if budget == max(BUDGETS) else ("whole forecast", 1.0)
+    yield _fixed(budget, part, "part", fraction=0.0, forecast=share)
     yield _fixed(budget, "without correction", "part", fraction=0.0, correct=False)
     yield _fixed(budget, "cached velocity", "part", fraction=0.0, forecast=0.0, correct=False)
 

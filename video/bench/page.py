@@ -45,10 +45,10 @@ LIMITS = """
   wherever a step is skipped, which starves the tokens that are never hot; with `fraction=` alone every fourth is one.
   That was never better than none either, so that partial steps are off by default.
 - **Worst prompts.** With two moving things this model decides in the first steps what goes where, and a small
-  difference there gives another clip, as good and far away. At a quarter of the time the whole slope over long gaps
-  tips that more often, so that half of it is trusted there; at half the time the whole helps, and half of its change.
-  Which prompts tip is chance. Letting the shares follow how well the last forecast did, for all tokens or each, was no
-  better than those that follow from the longest gap.
+  difference there gives another clip, as good and far away. At a quarter of the time a whole forecast over long gaps
+  tips that more often, so that half of it is trusted there; at half the time the whole helps. Which prompts tip is
+  chance. Letting the share follow how well the last forecast did, for all tokens or each, was no better than one that
+  follows from the longest gap.
 - **Calibrated steps** are better or worse than the general ones by the training of the model. The calibration looks at
   interpolation alone, not at what forecasts do to the samples in between.
 - **Time** is that of the denoising loop. What is not in the budget is the arithmetic of forecasts on the latents.

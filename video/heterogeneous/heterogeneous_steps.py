@@ -56,9 +56,9 @@ class HeterogeneousSteps(DiffusionMethod):
         groups of tokens by the heat of their velocity.
     forecast
         Share of the velocity's slope that forecasts use, 0 to 1. None (default) for what was measured to be the
-        safest: with Euler's steps all of it, and half of the change of the slope, where no gap between computed steps
-        is longer than a tenth of the run, as at half of 40 steps, less of it in proportion where one is, and no less
-        than half; with samplers of several past steps always half of it.
+        safest: with Euler's steps all of it where no gap between computed steps is longer than a tenth of the run, as
+        at half of 40 steps, less in proportion where one is, and no less than half; with samplers of several past steps
+        always half of it.
     correct
         Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: flow
         matching in Euler steps, UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the
