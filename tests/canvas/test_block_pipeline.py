@@ -9,8 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmaccel
 from mmaccel import canvas
+from mmaccel.adapter import find_adapter
 from mmaccel.canvas import examples
 from mmaccel.canvas.caches.kept_prefix import KeptPrefix
+from mmaccel.canvas.comparing import CanvasTrial
 from mmaccel.errors import ActiveSessionError, ConflictError, MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.zoo.block_pipeline import ChatScheduler
 
@@ -523,3 +525,11 @@ def test_another_scheduler_is_refused_by_name():
             UnsupportedTargetError, match="another scheduler than when .*PrefixCache.*accelerate it again"
         ):
             run(fast, arguments)
+
+
+def test_compare_draws_on_the_device_of_the_pipeline():
+    """A generator would be of one device, and the pipeline may run on another."""
+    pipe, arguments = examples.bidirectional()
+    trial, calls = CanvasTrial(find_adapter(pipe), arguments(temperature=1.0)), []
+    one, again, other = (trial.run(lambda **call: calls.append(call) or pipe(**call), seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again) and not torch.equal(one, other) and not any("generator" in call for call in calls)

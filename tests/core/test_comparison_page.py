@@ -201,6 +201,16 @@ def test_generators_and_the_global_state_start_from_the_same_seed():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_all_devices_in_use_get_their_random_state_back(monkeypatch):
+    import torch
+
+    fork, forked = torch.random.fork_rng, []
+    monkeypatch.setattr(trial, "used_devices", lambda: [0, 1])
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: forked.append(devices) or fork([]))
+    with trial.seeded(7):
+        assert forked == [[0, 1]]
+
+
 def test_entries_are_of_a_method_and_what_its_row_says_more(monkeypatch):
     entry = importlib.import_module("mmaccel.comparison.entry")
     monkeypatch.setattr(entry, "plan", lambda target, method: (target, method))

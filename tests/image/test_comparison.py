@@ -1,5 +1,7 @@
 """A comparison with the preset `exact`: both pictures are the same, and it says so."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -111,6 +113,29 @@ def test_the_surprise_counts_every_token_once():
         assert found[1 - row] == 0
         least = torch.tensor(1e12).log() / tokens.shape[1]
         assert found[row] == pytest.approx(float(least), rel=1e-5) if place else found[row] >= least - 1e-5
+
+
+def test_the_surprise_is_computed_where_the_model_is(monkeypatch):
+    """Tensors of the meta device hold nothing, and tell where they are."""
+    meta, placed = torch.device("meta"), []
+
+    class Decoder:
+        length, device = 4, meta
+
+        def __init__(self, task, generator):
+            assert task.batch == 2 and generator is None
+
+        def prefill(self):
+            return torch.empty(2, 8, device=meta)
+
+        def forward(self, tokens, index, reach):
+            placed.append(index.device)
+            return torch.empty(*index.shape, 8, device=meta)
+
+    monkeypatch.setattr(quality, "GridDecoder", Decoder)
+    adapter = SimpleNamespace(begin=lambda inputs: SimpleNamespace(batch=2))
+    tokens = torch.zeros(2, 4, dtype=torch.long, device=meta)
+    assert nats_per_token(adapter, {}, tokens).shape == (2,) and placed == [meta]
 
 
 def test_features_say_where_codes_are_and_how_they_meet():

@@ -274,14 +274,21 @@ class Elsewhere(torch.Generator):
     device = torch.device("meta")
 
 
-def test_a_generator_of_another_device_seeds_one_by_a_single_draw():
+def test_a_generator_of_another_device_seeds_one_by_a_single_draw_there(monkeypatch):
     state = torch.get_rng_state()
     task = SimpleNamespace(device=torch.device("cpu"), sampling=SimpleNamespace(do_sample=True))
     given = seed(5)
     assert private_generator(given, task, False) is given
     other = Elsewhere()
     other.manual_seed(5)
-    drawn = int(torch.randint(2**62, (), generator=seed(5)))
+    draw = torch.randint
+    drawn = int(draw(2**62, (), generator=seed(5)))
+
+    def randint(*given, generator, device):
+        assert device == generator.device
+        return draw(*given, generator=generator)
+
+    monkeypatch.setattr(torch, "randint", randint)
     for keeps in (False, True):
         other.manual_seed(5)
         made = private_generator(other, task, keeps)
