@@ -135,13 +135,11 @@ def test_prior_noise_is_for_the_second_half_also_where_times_are_logarithms_of_t
     pipe, arguments = examples.unet_pipeline()
     kind = {"timestep_type": "continuous", "prediction_type": "v_prediction", "use_karras_sigmas": True}
     pipe.scheduler = diffusers.EulerDiscreteScheduler(**kind)
-    found = []
-    for share in (0.0, 0.01):
-        found.append(latents := [])
+    found = [], []
+    for share, latents in zip((0.0, 0.01), found, strict=True):
 
         def look(pipe, step, time, given, latents=latents):
-            latents.append(given["latents"].clone())
-            return given
+            return latents.append(given["latents"].clone()) or given
 
         with mmaccel.accelerate(pipe, video.EncoderReuse(keys=None, prior_noise=share)) as fast:
             fast(**arguments(steps=12), callback_on_step_end=look)

@@ -48,8 +48,8 @@ LIMITS = """
   difference there gives another clip, as good and far away. At a quarter of the time a whole forecast over long gaps
   tips that more often, so that half of it is trusted there; at half the time the whole helps. Which prompts tip is
   chance. Letting the share follow how well the last forecast did, for all tokens or each, was no better than one that
-  follows from the longest gap. Going by half of the slope's change too was 1.1 dB better on the mean of sixteen
-  prompts that it was tuned on, and 0.8 dB worse on the sixteen of this page, 10 dB on their worst.
+  follows from the longest gap. Going by half of the slope's change too was better on the sixteen
+  prompts that it was tuned on, and worse on the sixteen of this page.
 - **Calibrated steps** are better or worse than the general ones by the training of the model. The calibration looks at
   interpolation alone, not at what forecasts do to the samples in between.
 - **Time** is that of the denoising loop. What is not in the budget is the arithmetic of forecasts on the latents.

@@ -126,7 +126,7 @@ class ContextPrompt:
         """Change the arguments of a call into those of one whose cache holds a prefix with all pictures."""
         positions = adapter.positions(kwargs) if self.content and hasattr(adapter, "positions") else None
         if positions is not None or not self.content:  # else a model goes on counting from an earlier prompt
-            delta = None if positions is None else positions[-1, :, -1:] + 1 - self.length
+            delta = None if positions is None else positions[1:].amax((0, 2))[:, None] + 1 - self.length
             for part in (adapter.target, adapter.target.base_model):
                 if hasattr(part, "rope_deltas"):
                     part.rope_deltas = delta
