@@ -38,7 +38,7 @@ class CanvasTrial(BaseTrial):
             call.pop("guide_model", None)  # which is canvas.GuidedCommit's
         if fewer is not None:
             call["num_inference_steps"] = fewer
-        with seeded(seed, self.target.device):
+        with seeded(seed):
             sequences: torch.Tensor = target(**call).sequences
         return sequences
 

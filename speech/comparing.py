@@ -159,7 +159,7 @@ class RecognizerTrial(BaseTrial):
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Transcription:
         made = Transcription()
-        with seeded(seed, self.target.device):
+        with seeded(seed):
             for recording in self.calls:
                 rows = [row for call in recording for row in self._generated(target, call, fewer, made)]
                 made.tokens.extend([[row] for row in rows] if self.is_batch else [rows])

@@ -77,7 +77,7 @@ class AnswerTrial(BaseTrial):
         if fewer not in self.calls:
             self.calls[fewer] = self._prepared(fewer)
         call = self.calls[fewer]
-        with seeded(seed, self.target.device):
+        with seeded(seed):
             result = target.generate(**call)
         sequences: torch.Tensor = result if isinstance(result, torch.Tensor) else result.sequences
         ids = call.get("input_ids", call.get("inputs"))

@@ -1,9 +1,9 @@
 """Row-parallel decoding: several lines of a picture advance at once.
 
 Line `r + 1` may write column `j` once line `r` has `window` tokens from column `j` on (ZipAR, He et al.,
-2024). Tokens keep their raster positions and see only what is really written, but that where no ends of line are forced
-a line begins behind a stand-in for the last token of the line before until that is there. With drafts, every line also
-verifies a short window of its own (Parallel Jacobi Decoding), and drafts are seen by their own line alone.
+2024). Tokens keep their raster positions and see only what is really written. Where ends of line are not forced, a line
+may begin before the last token of the line above is written; a stand-in takes its place until then. With drafts, every
+line also verifies a short window of its own (Parallel Jacobi Decoding), and drafts are seen by their own line alone.
 
 Its loop is its own, because a pass feeds many lines of one picture, each with another number of final tokens and drafts
 and a mask over scattered positions; how drafts are judged and redrawn, and the statistics, are those of the windows.

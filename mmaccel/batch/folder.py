@@ -20,7 +20,7 @@ from ..files.output import replacing
 from .items import Item
 from .work import Made
 
-FOLDER, FORMAT = ".mmaccel", 1
+FOLDER, FORMAT = ".mmaccel", 2
 
 
 class OutputFolder:
@@ -139,7 +139,7 @@ class OutputFolder:
         item = made.task.item
         record = {
             "key": item.key,
-            "digest": item.digest(),
+            "digest": made.digest,
             "seconds": made.seconds,
             "plain_seconds": made.plain_seconds,
             "report": made.report,

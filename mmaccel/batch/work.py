@@ -58,6 +58,8 @@ class Made:
         For the item, and for it without methods, where that was measured.
     report
         Figures of the session's run; none of a target without methods.
+    digest
+        Of the item, as it was when its output was made.
     """
 
     task: Task
@@ -66,6 +68,7 @@ class Made:
     seconds: float = 0.0
     plain_seconds: float | None = None
     report: dict[str, Any] = field(default_factory=dict)
+    digest: str = ""
 
 
 def arguments_of(item: Item, batching: Batching, usual: argparse.Namespace) -> argparse.Namespace:
@@ -121,10 +124,10 @@ class Work:
             return Made(task, error=_line(error), full=getattr(error, "errno", None) in FULL)
 
     def _make(self, task: Task) -> Made:
-        arguments = arguments_of(task.item, self.batching, self.usual)
+        arguments, digest = arguments_of(task.item, self.batching, self.usual), task.item.digest()
         began = time.perf_counter()
         self.batching.make(self.opened, self.target, arguments, task.temporary)
-        made = Made(task, seconds=time.perf_counter() - began)
+        made = Made(task, seconds=time.perf_counter() - began, digest=digest)
         if isinstance(self.target, Session):
             made.report = {name: getattr(self.target.report, name) for name in KEPT}
             try:

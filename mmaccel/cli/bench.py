@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..comparison.ranks import Ranks
-from ..errors import MmaccelError, SettingError
+from ..errors import MmaccelError, SettingError, WeightsError
 from ..files.output import check_writable
 from ..modality import modalities
 from .arguments import THREADS, whole
@@ -195,7 +195,8 @@ def _result(kind: str, arguments: argparse.Namespace, is_measured: bool) -> tupl
     from ..comparison import results
 
     if is_measured:
-        return results.load(arguments.page / f"{kind}.json"), ""
+        with contextlib.suppress(WeightsError):  # somebody deleted it
+            return results.load(arguments.page / f"{kind}.json"), ""
     return _in_a_process(list(_words(kind, arguments)))
 
 

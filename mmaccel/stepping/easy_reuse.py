@@ -100,7 +100,7 @@ class EasyReuse(StepReuse):
 
 
 def _base(output: torch.Tensor, bases: Iterator[torch.Tensor]) -> torch.Tensor | None:
-    """The input of an output; None where its tokens `[B, S, C]` are others, since theirs may be anywhere among them."""
+    """The input of an output `[B, S, C]`; None where it has another number of tokens: which are its is not known."""
     base = next(bases, None)
     differs = base is not None and base.ndim == output.ndim == 3 and base.shape[1] != output.shape[1]
     return None if differs else base

@@ -114,6 +114,11 @@ class SpeechAdapter(Adapter):
         """The language of a piece of audio: the one that the model was told, or tells; empty where it tells none."""
         return ""
 
+    @property
+    def only_language(self) -> str:
+        """The name of the language of a model that has no other, where it is known; else empty."""
+        return ""
+
     def in_language(self, prompt: Sequence[int], language: str) -> Sequence[int]:
         """Tokens of :meth:`prompt` with the mark of a language that was heard."""
         return prompt

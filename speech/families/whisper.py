@@ -90,6 +90,10 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return MULTILINGUAL_TOKENS_PER_SECOND if self._is_multilingual else EncoderDecoderAdapter.tokens_per_second
 
     @property
+    def only_language(self) -> str:
+        return "" if self._is_multilingual else "english"
+
+    @property
     def _is_multilingual(self) -> bool:
         return bool(getattr(self.target.generation_config, "is_multilingual", False))
 

@@ -157,10 +157,11 @@ def _written(made: Transcript, request: Recording) -> Answer:
     if request.form == "json":
         return {"text": made.text}
     segments = [_segment(number, segment) for number, segment in enumerate(made.segments)]
+    usual = request.recognizer.adapter.only_language or "unknown"
     words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in made.words]
     return {
         "task": request.recognizer.task,
-        "language": request.language or next((one.language for one in made.segments if one.language), "unknown"),
+        "language": request.language or next((one.language for one in made.segments if one.language), usual),
         "duration": len(request.samples) / RATE,
         "text": made.text,
         "segments": segments,

@@ -110,6 +110,16 @@ def test_an_option_of_several_lines_is_the_same_the_next_time(tmp_path):
         made(tmp_path, items("a"), {"question": "why?"})
 
 
+def test_a_file_that_changes_while_its_output_is_made_is_noticed(tmp_path, monkeypatch):
+    file, kind = tmp_path / "a", type(COMMAND.batching())
+    file.write_text("x")
+    found, make = [Item("00", {"text": str(file)}, files=("text",))], kind.make
+    monkeypatch.setattr(kind, "make", lambda *given: make(*given) or file.write_text("y"))
+    made(tmp_path / "out", found)
+    with pytest.raises(SettingError, match="a file that has changed since"):
+        made(tmp_path / "out", found)
+
+
 def test_a_run_that_made_nothing_binds_nobody(tmp_path):
     with pytest.raises(SettingError, match=r"none of 1 items can be made; the first, 00: it is empty"):
         made(tmp_path, items("empty"), {"kind": "toy"})

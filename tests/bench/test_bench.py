@@ -508,8 +508,10 @@ def test_all_goes_on_after_the_benchmarks_that_are_measured(tmp_path, monkeypatc
     with contextlib.suppress(KeyboardInterrupt):
         cli.main(command)
     before = len(ran)
+    (tmp_path / "canvas.json").unlink()
     capfd.readouterr()
     cli.main(command)
+    assert "canvas" in ran[before:], "whose rows somebody deleted"
     assert "image\n| method |" in capfd.readouterr().out, "what was measured before is told with the rest"
     assert ran[before - 1] == "kernels" and "image" not in ran[before:] and "kernels" in ran[before:]
     assert "speech" in ran[before:], "which failed"

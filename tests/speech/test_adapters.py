@@ -254,7 +254,8 @@ def test_limits_and_frames():
 def test_other_languages_have_more_tokens_in_a_second():
     multilingual, _ = _multilingual()
     assert multilingual.limit(0.5) == 24 and multilingual.limit(9) == 96 // 2 - 4
-    assert WhisperAdapter(examples.whisper()[0]).limit(1) == 11
+    english = WhisperAdapter(examples.whisper()[0])
+    assert english.limit(1) == 11 and (english.only_language, multilingual.only_language) == ("english", "")
     moonshine = MoonshineAdapter(examples.moonshine()[0])
     for name, most in (
         ("UsefulSensors/moonshine-tiny-ja", 134),

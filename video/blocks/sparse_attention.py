@@ -164,7 +164,7 @@ class _Attention:
         alike = query.ndim == 4 and key.shape == value.shape and key.shape[2] == length != self.text
         fits = alike and attn_mask is None and not dropout_p and not is_causal and length >= self.method.min_length
         if alike and attn_mask is not None and length >= self.method.min_length:
-            warn(self.session.report, f"dense attention ran where it has a mask, over {length} tokens")
+            warn(self.session.report, f"attention with a mask stayed dense, over {length} tokens")
         order, plan = self._chosen(query, key) if fits else (None, None)
         if plan is None:
             if alike:

@@ -28,14 +28,14 @@ const begin = async () => {
     stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
     context = new AudioContext();
     await context.audioWorklet.addModule(URL.createObjectURL(new Blob([RECORDER], { type: "text/javascript" })));
+    recorder = new AudioWorkletNode(context, "recorder");
+    recorder.port.onmessage = (message) => { parts.push(message.data); held += message.data.length; };
+    context.createMediaStreamSource(stream).connect(recorder);
   } catch (error) {
     release();
     show("Speak", reason(error));
     return;
   }
-  recorder = new AudioWorkletNode(context, "recorder");
-  recorder.port.onmessage = (message) => { parts.push(message.data); held += message.data.length; };
-  context.createMediaStreamSource(stream).connect(recorder);
   parts = []; held = 0; last = false; waiting = true;
   show("End", "Recording ...");
   trigger("click");
