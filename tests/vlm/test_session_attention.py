@@ -42,6 +42,8 @@ def left_padded(keys, *starts):
 class Told:
     """A method that notes its calls and answers with a number, or not at all."""
 
+    decodes = True
+
     def __init__(self, answer=None):
         self.answer, self.asked, self.after_calls = answer, [], []
 
@@ -114,6 +116,28 @@ def test_the_first_method_that_answers_is_taken_and_all_are_told_after():
     assert (output == 2).all() and output.shape == (1, 4, 4, 8)
     assert [len(method.asked) for method in methods] == [1, 1, 0]
     assert [len(method.after_calls) for method in methods] == [1, 1, 1]
+
+
+def test_methods_on_prompts_alone_are_not_asked_in_steps_of_one_token():
+    method, given = Told(9), []
+    method.decodes = False
+    attention = SessionAttention([method])
+    attention.run = run = GenerateRun()
+
+    def original(*args, **kwargs):
+        given.append((args[4], kwargs))
+        return plainly(*args, **kwargs)
+
+    query, key, value = states(1, 6)
+    output, weights = attention(original, Layer(), query, key, value, None, scaling=0.5)
+    assert torch.equal(output, query.transpose(1, 2)) and weights is None and not method.asked
+    assert given == [(None, {"scaling": 0.5, "dropout": 0.0, "is_causal": None})]
+    assert run.keys.read() == run.plain_keys.read() == 4 * 6, "four heads, six keys each"
+    attention(original, Layer(), *states(4, 4), None)
+    assert method.asked == [(0, [0])] and method.after_calls == [[0]], "a prompt is theirs"
+    method.decodes = True
+    SessionAttention([method])(original, Layer(), query, key, value, None)
+    assert len(method.asked) == 2
 
 
 def test_each_mask_is_read_for_itself():

@@ -31,6 +31,7 @@ class SessionAttention:
 
     def __init__(self, methods: Sequence[DecoderMethod]) -> None:
         self.methods = methods
+        self._prompts_only = not any(method.decodes for method in methods)
         self.active = True
         self.run: GenerateRun | None = None
         self._updated: weakref.ref[Any] | None = None
@@ -58,6 +59,9 @@ class SessionAttention:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """For :func:`mmaccel.patching.intercept_attention`; `[B, M, Hq, D]`, and None for the weights."""
         more = {"scaling": scaling, "dropout": dropout, "is_causal": is_causal, **kwargs}
+        if self._prompts_only and attention_mask is None and query.shape[2] == 1:
+            self._count_step(query, key)  # and nothing else: on a GPU, Python sets the pace of such steps
+            return original(module, query, key, value, None, **more)[0], None
 
         def plain() -> torch.Tensor:
             result: torch.Tensor = original(module, query, key, value, attention_mask, **more)[0]
@@ -84,6 +88,13 @@ class SessionAttention:
         for method in self.methods:
             method.after(call)
         return result, None
+
+    def _count_step(self, query: torch.Tensor, key: torch.Tensor) -> None:
+        """A step of one token, which no method has a part in."""
+        if self.run is not None:
+            pairs = query.shape[0] * query.shape[1] * key.shape[2]
+            self.run.plain_keys.add(pairs)
+            self.run.keys.add(pairs)
 
     def _cached(self, key: torch.Tensor) -> Any:
         """The layer of our cache whose views these keys are."""

@@ -31,6 +31,8 @@ class DecoderMethod(Method):
         Whether later layers compute fewer tokens of the prompt.
     attends
         Whether it computes attention itself.
+    decodes
+        Whether it has a part in steps of one token, too.
     """
 
     neutral: ClassVar[dict[str, Any]] = {"budget": 1.0}
@@ -38,6 +40,7 @@ class DecoderMethod(Method):
     drops_keys: ClassVar[bool] = False
     drops_tokens: ClassVar[bool] = False
     attends: ClassVar[bool] = True
+    decodes: ClassVar[bool] = True
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         session.adapter.attach(self, session, stack)

@@ -79,6 +79,7 @@ class SparsePrefill(DecoderMethod):
     paper: ClassVar[str] = (
         "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse Attention, 2024"
     )
+    decodes: ClassVar[bool] = False
     advice: ClassVar[Advice] = Advice(
         "Prompts of many thousand tokens: the longer, the more.",
         "Nearly nothing at 8,000 tokens; at 2,000 there is little to gain.",

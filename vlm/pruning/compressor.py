@@ -49,6 +49,7 @@ class Compressor(DecoderMethod):
     neutral: ClassVar[dict[str, Any]] = {"keep": 1.0}
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
     attends: ClassVar[bool] = False
+    decodes: ClassVar[bool] = False
     needs_attention: ClassVar[bool] = False
     needs_key: ClassVar[bool] = False
 
