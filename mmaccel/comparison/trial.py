@@ -196,6 +196,8 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Gene
     """Seed the global random state inside the block, and restore it after; yields a device's generator of the seed."""
     import torch
 
-    with torch.random.fork_rng(used_devices()):  # seeding one seeds all
+    # seeding one seeds all
+    kind, devices = ("mps", [0]) if torch.backends.mps.is_available() else ("cuda", used_devices())
+    with torch.random.fork_rng(devices, device_type=kind):
         torch.manual_seed(seed)
         yield torch.Generator(device).manual_seed(seed)

@@ -206,9 +206,21 @@ def test_all_devices_in_use_get_their_random_state_back(monkeypatch):
 
     fork, forked = torch.random.fork_rng, []
     monkeypatch.setattr(trial, "used_devices", lambda: [0, 1])
-    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: forked.append(devices) or fork([]))
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *given, **kind: forked.append((*given, kind)) or fork([]))
     with trial.seeded(7):
-        assert forked == [[0, 1]]
+        assert forked == [([0, 1], {"device_type": "cuda"})]
+
+
+def test_apple_gpus_get_their_random_state_back(monkeypatch):
+    import torch
+
+    state = [torch.tensor([3])]
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("torch.mps.get_rng_state", lambda device: state[-1])
+    monkeypatch.setattr("torch.mps.set_rng_state", lambda value, device: state.append(value))
+    with trial.seeded(7):
+        state.append(torch.tensor([7]))
+    assert state[-1].item() == 3
 
 
 def test_entries_are_of_a_method_and_what_its_row_says_more(monkeypatch):
