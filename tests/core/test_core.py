@@ -200,7 +200,9 @@ def test_a_plan_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 def test_plan_keeps_the_versions_it_was_made_with(janus):
     data = mmaccel.plan(janus[0], FAST).to_dict()
     data["versions"]["torch"] = "1.0"
-    assert Plan.from_dict(data).versions["torch"] == "1.0"
+    loaded = Plan.from_dict(data)
+    assert loaded.versions["torch"] == "1.0"
+    assert mmaccel.plan(janus[0], loaded).versions["torch"] == "1.0", "also when it is used and saved again"
 
 
 BROKEN = {
