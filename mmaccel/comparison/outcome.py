@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from ..files.foreign_json import UNPRINTABLE
 from . import results
 from .entry import PLAIN, Entry
 from .trial import BaseTrial, Metric, Shown
@@ -128,6 +129,7 @@ def describe(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
+        value = " ".join(UNPRINTABLE.sub(" ", value).split())  # files that hold others are not read again
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}... ({len(value)} characters)"
     if hasattr(value, "shape"):
         return f"{type(value).__name__} {list(value.shape)}"
