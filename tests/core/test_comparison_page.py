@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from mmaccel.comparison import page, picture, trial
+from mmaccel.comparison.comparison import Comparison, Pair
 from mmaccel.comparison.entry import PLAIN, Entry
-from mmaccel.comparison.outcome import Outcome, Pair
 from mmaccel.comparison.ranks import Ranks
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, Workload
 from mmaccel.errors import SettingError
@@ -62,7 +62,7 @@ def row(label="x", kind="method", speedup=2.0, low=1.5, high=2.5, **more):
 
 def made(*rows, pairs=(), metrics=(NEAR, FAR), **header):
     plain = row("plain", PLAIN, 1.0, 1.0, 1.0)
-    return Outcome({"header": {**HEADER, **header}, "rows": [plain, *rows]}, list(pairs), metrics)
+    return Comparison({"header": {**HEADER, **header}, "rows": [plain, *rows]}, list(pairs), metrics)
 
 
 def test_a_table_has_a_cell_for_each_figure():
