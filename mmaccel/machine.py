@@ -38,17 +38,25 @@ def synchronize() -> None:
 
     for device in used_devices():
         torch.cuda.synchronize(device)
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
 
 
 def _accelerator() -> str:
-    """The name of the first CUDA or ROCm device, which only torch can tell; "none" where there cannot be one."""
+    """The name of the first CUDA or ROCm device, which only torch can tell, or "Apple GPU" if that is in use.
+
+    "none" where there cannot be one.
+    """
     is_cpu_build = metadata.version("torch").endswith("+cpu")
     has_no_device = sys.platform == "linux" and not any(Path(path).exists() for path in DEVICES)
     if "torch" not in sys.modules and (is_cpu_build or has_no_device):
         return "none"
     import torch
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    in_use = torch.backends.mps.is_available() and torch.mps.current_allocated_memory()
+    return "Apple GPU" if in_use else "none"  # every Mac has one, and most models run on its processor
 
 
 def processor() -> str:

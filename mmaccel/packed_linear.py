@@ -159,7 +159,10 @@ def _plain_forward(module: torch.nn.Module) -> bool:
 
 
 def twin_of(module: torch.nn.Module) -> torch.nn.Module:
-    """A shallow copy of a module: it shares what the module holds, but has hooks of its own, and its plain methods."""
+    """A shallow copy of a module: it shares what the module holds, but has hooks of its own, and is otherwise plain.
+
+    What a session put on the module, its methods and its attention, goes with that session.
+    """
     twin = module.__new__(type(module))  # not by copy.copy, which a module with a parametrized weight refuses
     held = vars(twin)
     held.update(vars(module))
@@ -173,4 +176,6 @@ def twin_of(module: torch.nn.Module) -> torch.nn.Module:
                 del held[name]
         elif name.endswith(HOOKS):
             held[name] = copy.copy(value)
+        elif name == "config":
+            held[name] = private.plain_config(value)
     return twin

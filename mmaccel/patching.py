@@ -216,13 +216,21 @@ def attention_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return sorted(found, key=lambda module: int(module.layer_idx))
 
 
+def unfit_attention(modules: Iterable[torch.nn.Module]) -> str | None:
+    """The first attention implementation of these modules that :func:`intercept_attention` cannot stand before."""
+    names = (private.attention_name(private.plain_config(module.config)) for module in modules)
+    return next((name for name in names if name not in ("sdpa", None)), None)
+
+
 def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], attend: Callable[..., Any]) -> None:
     """Route the attention of transformers' modules through `attend`, until `stack` closes.
 
     It is called as ``attend(original, module, query, key, value, attention_mask, **kwargs)``, where `original` takes
-    the same from `module` on: what the module's configuration asked for. Masks are those that SDPA takes.
+    the same from `module` on. Masks are those that SDPA takes.
 
-    Each module gets a configuration that asks for a new name, ``mmaccel_0`` and so on, in transformers' table.
+    Each module gets a configuration that asks for a new name, ``mmaccel_0`` and so on, in transformers' table. Only
+    modules without an :func:`unfit_attention` can be routed: transformers' flash attention, for one, loads what the
+    configuration names.
     """
     names: dict[str | None, str] = {}
     for module in modules:

@@ -171,8 +171,7 @@ def plan(target: Any, *methods: Method | Plan, preset: str | None = None) -> Pla
 def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> tuple[Plan, Adapter]:
     """A plan and the adapter it was checked against."""
     adapter = find_adapter(target)
-    alone = methods[0] if len(methods) == 1 and isinstance(methods[0], Plan) else None  # with what was measured of it
-    chosen, why = list(_flatten(methods, adapter)), alone.why if alone else ""
+    chosen, why = list(_flatten(methods, adapter)), ""
     if preset is not None:
         if chosen:
             raise ConflictError("give methods or a preset, not both")
@@ -182,8 +181,9 @@ def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> 
         presets = ", ".join(map(repr, presets_of(adapter.modality, adapter.family)))
         raise ConflictError(f"nothing to do: name a method{f', or a preset ({presets})' if presets else ''}")
     _check(chosen, adapter)
-    measured = list(alone.measured) if alone else []
-    return Plan(tuple(chosen), family=adapter.family, measured=measured, why=why), adapter
+    if preset is None and len(methods) == 1 and isinstance(methods[0], Plan):
+        return methods[0], adapter  # with what was measured of it, and by which versions
+    return Plan(tuple(chosen), family=adapter.family, why=why), adapter
 
 
 def _preset(adapter: Adapter, name: str) -> Preset:

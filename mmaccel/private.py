@@ -212,12 +212,23 @@ def attention_name(config: Any) -> str | None:
     return name
 
 
+def plain_config(config: Any) -> Any:
+    """What a configuration of :func:`with_attention` stands for; any other stands for itself."""
+    return config._instead_of if hasattr(type(config), "_instead_of") else config
+
+
+def like(config: Any) -> Any:
+    """A shallow copy of a configuration that stands for what that one stands for."""
+    plain = plain_config(config)
+    made: Any = object.__new__(_routed(type(plain)))
+    vars(made).update(vars(config))
+    object.__setattr__(made, "_instead_of", plain)
+    return made
+
+
 @functools.cache
 def _routed(kind: type) -> type:
     """A kind of configuration of which deep copies and pickles are those of the one that it stands for."""
-
-    def shallow(self: Any) -> Any:
-        return like(self, self._instead_of)
 
     def copied(self: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self._instead_of, memo)
@@ -225,7 +236,7 @@ def _routed(kind: type) -> type:
     def reduced(self: Any, protocol: Any) -> Any:
         return operator.itemgetter(0), ((self._instead_of,),)
 
-    own = {"__slots__": ("_instead_of",), "__copy__": shallow, "__deepcopy__": copied, "__reduce_ex__": reduced}
+    own = {"__slots__": ("_instead_of",), "__copy__": like, "__deepcopy__": copied, "__reduce_ex__": reduced}
     return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__})
 
 
@@ -235,18 +246,9 @@ def with_attention(config: Any, name: str) -> Any:
     One for each module, since models can share one configuration; and the internal name, because the
     public setter would change nested configurations, which it shares with the other.
     """
-    changed = like(config, config)
+    changed = like(config)
     changed._attn_implementation_internal = name
     return changed
-
-
-def like(config: Any, instead_of: Any) -> Any:
-    """A shallow copy of a configuration that stands for another one."""
-    kind = type(config).__base__ if hasattr(type(config), "_instead_of") else type(config)
-    made: Any = object.__new__(_routed(kind))
-    vars(made).update(vars(config))
-    object.__setattr__(made, "_instead_of", instead_of)
-    return made
 
 
 def picture_tiles(config: Any, image_sizes: Any) -> list[int]:

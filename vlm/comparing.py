@@ -29,9 +29,14 @@ PIXELS = "pixel_values_videos"
 
 
 class AnswerTrial(BaseTrial):
-    """A call of `generate`: its own arguments, or `frames` and `questions` for the processor to prepare."""
+    """A call of `generate`: its own arguments, or `frames` and `questions` for the processor to prepare.
+
+    A run begins without what the one before remembers: the same answer would come again, as it does for no other
+    question.
+    """
 
     unit: ClassVar[str] = "frames"
+    remembers: ClassVar[bool] = False
     metrics = (AGREED, LIKE)
 
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:

@@ -22,9 +22,10 @@ OFF = Metric(
 
 
 class EncoderTrial(BaseTrial):
-    """A call of the model with its own arguments."""
+    """A call of the model with its own arguments; a run begins without what the one before learned of its pictures."""
 
     unit: ClassVar[str] = "views"
+    remembers: ClassVar[bool] = False
     metrics = (OFF,)
 
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
-from mmaccel.patching import attention_layers
-from mmaccel.private import attention_name
+from mmaccel.patching import attention_layers, unfit_attention
 from mmaccel.session import Session
 
 from ..caches.interval_cache import IntervalCache
@@ -65,9 +64,9 @@ class BlockPipelineAdapter(Adapter):
                 f" blocks, wrap it: {name}(canvas.BlockCausalModel(model, block_length=32), ...)"
             )
         keeps = isinstance(method, (*KEEPS_TEXT, WindowDiffusion))
-        if keeps and any(attention_name(module.config) == "eager" for module in modules):
+        if keeps and (unfit := unfit_attention(modules)) is not None:
             raise UnsupportedTargetError(
-                f"{method.name} needs another attention than attn_implementation='eager': load the model with"
+                f"{method.name} does not work with attn_implementation={unfit!r}: load the model with"
                 " attn_implementation='sdpa'"
             )
         if keeps and not modules:

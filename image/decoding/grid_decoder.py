@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mmaccel import private
 from mmaccel.decoding import Stats, one_hot, sample
 
 from .task import ImageTask, Progress
@@ -148,5 +149,5 @@ class GridDecoder:
 
 def _mask_dtype(model: Any) -> torch.dtype | None:
     """None where the attention takes bool masks, else the dtype of the additive mask that eager attention adds."""
-    eager = model.config.get_text_config()._attn_implementation == "eager"
+    eager = private.attention_name(model.config.get_text_config()) == "eager"
     return model.dtype if eager else None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mmaccel import private
 from mmaccel.adapter import Adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import wrap_generate
@@ -72,7 +73,7 @@ class ImageAdapter(Adapter):
         return None
 
     def check(self, method: Any) -> None:
-        implementation = self.model.config.get_text_config()._attn_implementation
+        implementation = private.attention_name(self.model.config.get_text_config())
         if implementation not in ("sdpa", "eager"):
             raise UnsupportedTargetError(
                 f"attn_implementation={implementation!r} takes no window mask:"

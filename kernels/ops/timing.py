@@ -71,3 +71,5 @@ def _round(runs: list[Callable[[], object]], device: torch.device) -> tuple[list
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

@@ -165,7 +165,8 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> Difference:
 
     Examples
     --------
-    >>> from mmaccel import bench
+    >>> from mmaccel.bench.difference import difference
+    >>> from mmaccel.comparison import results
     >>> one = results.row(modality="image", model="m", method="a", settings={}, exact=True, speedup=2.0)
     >>> two = {**one, "speedup": 1.0}
     >>> difference(results.result([one]), results.result([two])).pairs[0].speedup_share

@@ -51,7 +51,9 @@ class Worker:
         return self.problem
 
     def make(self, task: Task) -> Made:
-        """Make an item."""
+        """Make an item; one that replaces another, and cannot work, says why."""
+        if self.problem:
+            return Made(task, error=self.problem)
         assert self.batching is not None
         files = [Path(task.item.fields[name]) for name in self.batching.files_of(task.item.fields)]
         missing = next((file for file in files if not file.exists()), None)

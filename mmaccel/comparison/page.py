@@ -12,8 +12,8 @@ from pathlib import Path
 from PIL import Image
 
 from ..files.pictures import enlarged
+from .comparison import Comparison, Pair
 from .difference import FACTOR, difference, marked, worst_row, worst_texts
-from .outcome import Outcome, Pair
 
 LARGE = 2**20  # pixels from which a picture is written as WebP
 MOST_TEXTS = 20  # shown answers of a batch; those that differ most come first
@@ -71,7 +71,7 @@ for (const group of document.querySelectorAll('.clips')) {
 POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def page(comparison: Outcome) -> str:
+def page(comparison: Comparison) -> str:
     """The whole page; everything that came from a user or a model is escaped."""
     header = comparison.result["header"]
     runs, seeds = len(comparison.rows[0]["samples"]), header["seeds"]
@@ -101,7 +101,7 @@ def _call(call: dict[str, object]) -> str:
     return ", ".join(f"{escape(str(name))}={escape(json.dumps(value))}" for name, value in call.items())
 
 
-def _table(comparison: Outcome) -> str:
+def _table(comparison: Comparison) -> str:
     headings, lines = comparison.table()
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = []
@@ -122,16 +122,16 @@ def _list(texts: list[str], kind: str) -> str:
     return f'<ul class="{kind}">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>' if texts else ""
 
 
-def _simple(comparison: Outcome) -> str:
+def _simple(comparison: Comparison) -> str:
     names = sorted({row["method"] for row in comparison.rows if row["kind"] == "simple"})
     return f" <b>{escape(names[0])}</b>: what anyone can do without a method, in about the same time." if names else ""
 
 
-def _meanings(comparison: Outcome) -> str:
+def _meanings(comparison: Comparison) -> str:
     return " ".join(f"<b>{escape(m.title)}</b>: {escape(m.meaning)}." for m in comparison.metrics)
 
 
-def _pair(comparison: Outcome, pair: Pair) -> str:
+def _pair(comparison: Comparison, pair: Pair) -> str:
     seeds = len(comparison.result["header"]["seeds"])
     which = f"the worst of {seeds} seeds: {pair.seed}" if seeds > 1 else f"seed {pair.seed}"
     figures = [f"{m.title} {pair.figures[m.key]:{m.form}}" for m in comparison.metrics if m.key in pair.figures]
@@ -214,7 +214,7 @@ def _answer(label: str, name: str, plain: str, other: str) -> str:
     return f"<div>{head}<p><b>plain</b></p><p>{one}</p><p><b>{escape(label)}</b></p><p>{two}</p></div>"
 
 
-def _machine(comparison: Outcome) -> str:
+def _machine(comparison: Comparison) -> str:
     header = comparison.result["header"]
     facts = [
         ", ".join(f"{name} {version}" for name, version in header["versions"].items()),

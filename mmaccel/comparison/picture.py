@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from PIL import Image, ImageDraw, ImageFont
 
 from ..files.pictures import BACKGROUND, GAP, INK, enlarged, side_by_side
+from .comparison import Comparison, Pair
 from .difference import FACTOR, difference, worst_frame, worst_row, worst_texts
-from .outcome import Outcome, Pair
 
 SIZE, LINE, MARGIN, COLUMN = 15, 22, 16, 18
 SOFT = (110, 110, 116)
@@ -17,7 +17,7 @@ LETTERS = 110  # of a line of text
 MOST_TEXTS = 20  # answers of a batch that are drawn
 
 
-def draw(comparison: Outcome) -> Image.Image:
+def draw(comparison: Comparison) -> Image.Image:
     """Table, notes and pairs below each other. Only Latin letters are sure to be drawn."""
     parts = [_table(comparison), *(part for pair in comparison.pairs for part in _pair(comparison, pair))]
     width = max(part.width for part in parts) + 2 * MARGIN
@@ -29,7 +29,7 @@ def draw(comparison: Outcome) -> Image.Image:
     return page
 
 
-def _table(comparison: Outcome) -> Image.Image:
+def _table(comparison: Comparison) -> Image.Image:
     headings, lines = comparison.table()
     font = ImageFont.load_default(SIZE)
     cells = [headings, *lines]
@@ -48,7 +48,7 @@ def _table(comparison: Outcome) -> Image.Image:
     return picture
 
 
-def _pair(comparison: Outcome, pair: Pair) -> Iterator[Image.Image]:
+def _pair(comparison: Comparison, pair: Pair) -> Iterator[Image.Image]:
     seeds = comparison.result["header"]["seeds"]
     which = "worst seed" if len(seeds) > 1 else "seed"
     title = f"{pair.label}, {which} {pair.seed}"

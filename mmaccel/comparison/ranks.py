@@ -35,10 +35,12 @@ class Ranks:
     def launched(cls) -> Self:
         """Those that `accelerate launch` or torchrun started, connected; this process alone if they did not."""
         import torch
+
+        connected = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not connected:
+            return cls()
         from accelerate import PartialState
 
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not torch.distributed.is_initialized():
-            return cls()
         state = PartialState(cpu=not torch.cuda.is_available())
         return cls(state.process_index, state.num_processes)
 

@@ -80,9 +80,9 @@ class Runner:
         """Add this many runs to the progress bar."""
         self._bar.total = (self._bar.total or 0) + more
 
-    def warm_up(self) -> None:
-        """Make one discarded run of each entry, of which only what its session learned is kept."""
-        for entry in self.entries:
+    def warm_up(self, entries: Sequence[Entry] | None = None) -> None:
+        """Make one discarded run of all entries or of some, of which only what its session learned is kept."""
+        for entry in self.entries if entries is None else entries:
             self.once(entry, self.seeds[0])
 
     def take_turns(self, runs: Sequence[int], entries: Sequence[Entry] | None = None) -> None:

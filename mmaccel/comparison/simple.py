@@ -29,9 +29,10 @@ def _first(runner: Runner) -> None:
 
 
 def _rest(runner: Runner, more: list[Entry]) -> None:
-    """The simple alternatives catch up with the first run, and then take turns with all others."""
+    """The simple alternatives warm up and catch up with the first run, and then take turns with all others."""
     if more:
-        runner.expect(len(runner.runs) * len(more))
+        runner.expect((1 + len(runner.runs)) * len(more))
+        runner.warm_up(more)
         runner.take_turns(runner.runs[:1], more)
         runner.entries += more
     runner.take_turns(runner.runs[1:])
@@ -59,8 +60,10 @@ def _as_fast(runner: Runner, trial: BaseTrial, seconds: float, plain: float) -> 
     if seconds >= plain:
         return None
     guess = min(max(round(count * seconds / plain), least), count - 1)
-    runner.expect(1)
-    sample, _ = runner.once(Entry("guess", "simple", fewer=guess), runner.seeds[0])
+    entry = Entry("guess", "simple", fewer=guess)
+    runner.expect(2)
+    runner.warm_up([entry])
+    sample, _ = runner.once(entry, runner.seeds[0])
     slope = (plain - sample.seconds) / (count - guess)
     if slope <= 0:  # fewer of them are not faster
         return guess

@@ -120,7 +120,7 @@ class Workload(ABC):
 
     def report(self, session: Session, output: Any) -> dict[str, Any]:
         """The session's report of the run that gave `output`; a run of several calls adds them up."""
-        return {**session.report.to_dict(), "warnings": list(session.report.warnings)}
+        return session.report.to_dict()
 
     def equal(self, one: Any, other: Any) -> bool:
         """Whether two outputs are the same, bit for bit."""
@@ -196,6 +196,8 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Gene
     """Seed the global random state inside the block, and restore it after; yields a device's generator of the seed."""
     import torch
 
-    with torch.random.fork_rng(used_devices()):  # seeding one seeds all
+    # seeding one seeds all
+    kind, devices = ("mps", [0]) if torch.backends.mps.is_available() else ("cuda", used_devices())
+    with torch.random.fork_rng(devices, device_type=kind):
         torch.manual_seed(seed)
         yield torch.Generator(device).manual_seed(seed)

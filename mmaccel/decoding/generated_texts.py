@@ -165,7 +165,7 @@ class GeneratedTexts:
 
     def _shaped(self, allowed: torch.Tensor) -> torch.Tensor:
         """A mask as the model's attention takes it."""
-        if self.model.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
+        if private.attention_name(self.model.config.get_text_config(decoder=True)) == "sdpa":
             return allowed
         added = torch.zeros(allowed.shape, dtype=self.model.dtype, device=allowed.device)
         return added.masked_fill(~allowed, torch.finfo(added.dtype).min)

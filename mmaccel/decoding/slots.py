@@ -10,6 +10,8 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from mmaccel import private
+
 from .matching import Draft
 from .windows import Windows, unfit_layers
 
@@ -124,8 +126,9 @@ def unfit_for_rows(model: Any) -> str | None:
     """Why several texts, or alternatives for one, cannot be verified in one pass of this model."""
     config = model.config.get_text_config(decoder=True)
     places = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
-    if config._attn_implementation not in ATTENTION:
-        return f"attn_implementation={config._attn_implementation!r} takes no mask of its own for each token"
+    asked = private.attention_name(config)
+    if asked not in ATTENTION:
+        return f"attn_implementation={asked!r} takes no mask of its own for each token"
     if places not in inspect.signature(model.forward).parameters:
         return f"{type(model).__name__} takes no {places}"
     return unfit_layers(model, config)

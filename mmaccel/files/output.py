@@ -17,7 +17,7 @@ class replacing:  # noqa: N801  reads as a phrase: `with replacing(path) as temp
         self.path = path
 
     def __enter__(self) -> Path:
-        self.temporary = _temporary(self.path, "-o")
+        self.temporary = _temporary(self.path, "give another path")
         return self.temporary
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -44,11 +44,12 @@ def check_writable(path: Path | None, option: str = "-o") -> None:
     """
     if path is None:
         return
-    temporary = _temporary(path, option)
+    elsewhere = f"write elsewhere with {option}"
+    temporary = _temporary(path, elsewhere)
     try:
         temporary.write_bytes(bytes(ROOM))
     except OSError as error:
-        raise OSError(f"no room for {path} ({error.strerror}): free some, or write elsewhere with {option}") from error
+        raise OSError(f"no room for {path} ({error.strerror}): free some, or {elsewhere}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -64,17 +65,17 @@ def beside(path: Path, word: str) -> Path:
     return path.with_name(f"{path.stem}.{word}{path.suffix}")
 
 
-def _temporary(path: Path, option: str) -> Path:
-    """A new file beside a path."""
+def _temporary(path: Path, elsewhere: str) -> Path:
+    """A new file beside a path; errors say how to write elsewhere."""
     if path.is_dir():
         raise OSError(f"{path} is a folder: give a file name")
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} is not a regular file, and would be replaced: write elsewhere with {option}")
+        raise OSError(f"{path} is not a regular file, and would be replaced: {elsewhere}")
     if not path.parent.is_dir():
-        raise OSError(f"there is no folder {path.parent}: create it first, or write elsewhere with {option}")
+        raise OSError(f"there is no folder {path.parent}: create it first, or {elsewhere}")
     try:
         handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=".mmaccel-", dir=path.parent)
     except OSError as error:
-        raise OSError(f"cannot write to {path.parent} ({error.strerror}): write elsewhere with {option}") from error
+        raise OSError(f"cannot write to {path.parent} ({error.strerror}): {elsewhere}") from error
     os.close(handle)
     return Path(name)

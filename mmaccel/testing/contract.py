@@ -75,12 +75,10 @@ class Example:
     def run(self, target: Any, arguments: Arguments, batch: int = 1, seed: int | None = 0, **more: Any) -> torch.Tensor:
         """Call the target; with `seed`, from a private generator if it is a session, else from the global one."""
         call = getattr(target, self.call)
-        if seed is not None and isinstance(target, Session) and not self.takes_generator:
-            pass  # nothing is drawn
-        elif seed is not None and isinstance(target, Session):
-            more["generator"] = torch.Generator().manual_seed(seed)
-        elif seed is not None:
+        if seed is not None and not isinstance(target, Session):
             torch.manual_seed(seed)
+        elif seed is not None and self.takes_generator:  # else nothing is drawn
+            more["generator"] = torch.Generator().manual_seed(seed)
         return self.result(call(**arguments(batch, **more)))
 
 

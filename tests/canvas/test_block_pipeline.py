@@ -474,10 +474,12 @@ def test_masks_that_are_added_are_those_that_are_true():
     assert seen[1, 0].tolist() == [[False, True, True, True, True, False]] * 2
 
 
-def test_caches_need_attention_that_takes_masks():
-    decoder = LlamaForCausalLM(LlamaConfig(**examples.SIZES, attn_implementation="eager"))
+@pytest.mark.parametrize("implementation", ("eager", "flash_attention_2"))
+def test_caches_need_attention_that_takes_masks(implementation):
+    decoder = LlamaForCausalLM(LlamaConfig(**examples.SIZES))
     pipe = examples.pipeline(examples.BlockCausalModel(decoder, examples.BLOCK))
-    with pytest.raises(UnsupportedTargetError, match="load the model with attn_implementation='sdpa'"):
+    decoder.config._attn_implementation = implementation
+    with pytest.raises(UnsupportedTargetError, match=f"'{implementation}': load the model with attn_implementation="):
         mmaccel.accelerate(pipe, canvas.PrefixCache())
 
 

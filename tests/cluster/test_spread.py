@@ -130,6 +130,25 @@ def test_an_item_outlives_processes_that_ray_ends_to_free_memory(ends, failed):
     assert one.error.startswith(failed) and bool(one.error) == bool(failed) and not other.error
 
 
+class Moved(Crowded):
+    """Its first process ends, and the next one is where the folder of outputs is not seen."""
+
+    def remote(self, **needs):
+        return lambda kind: SimpleNamespace(remote=lambda *given: self.started(kind(*given)))
+
+    def started(self, worker):
+        make = SimpleNamespace(remote=lambda task: partial(worker.make, task))
+        return SimpleNamespace(ready=SimpleNamespace(remote=lambda: str), make=make)
+
+
+def test_a_process_that_replaces_another_and_cannot_work_says_why(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    tasks = [Task(Item(key, {}), Path("none")) for key in "ab"]
+    found = list(Crew(Moved(1), {}, 1, (COMMAND, usual(), tmp_path, "seen", str(tmp_path))).make(tasks))
+    assert [each.task for each in found] == tasks
+    assert all(f"does not see {tmp_path}: give a folder" in each.error for each in found)
+
+
 def test_what_no_process_can_do_is_said_once(cluster, tmp_path):
     with pytest.raises(SettingError, match="there is no such model"):
         made(tmp_path, ["a"], model="none")

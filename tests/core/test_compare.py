@@ -22,9 +22,8 @@ from mmaccel.bench import pages
 from mmaccel.cli import main as cli
 from mmaccel.comparison import page as comparison_page
 from mmaccel.comparison import results, trial
-from mmaccel.comparison.comparison import Comparison
+from mmaccel.comparison.comparison import Comparison, Pair, describe
 from mmaccel.comparison.difference import difference, worst_frame, worst_row, worst_texts
-from mmaccel.comparison.outcome import Pair, describe
 from mmaccel.comparison.ranks import Ranks
 from mmaccel.comparison.trial import Shown, seeded
 from mmaccel.errors import (

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from mmaccel.comparison import page, picture, trial
+from mmaccel.comparison.comparison import Comparison, Pair
 from mmaccel.comparison.entry import PLAIN, Entry
-from mmaccel.comparison.outcome import Outcome, Pair
 from mmaccel.comparison.ranks import Ranks
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, Workload
 from mmaccel.errors import SettingError
@@ -62,7 +62,7 @@ def row(label="x", kind="method", speedup=2.0, low=1.5, high=2.5, **more):
 
 def made(*rows, pairs=(), metrics=(NEAR, FAR), **header):
     plain = row("plain", PLAIN, 1.0, 1.0, 1.0)
-    return Outcome({"header": {**HEADER, **header}, "rows": [plain, *rows]}, list(pairs), metrics)
+    return Comparison({"header": {**HEADER, **header}, "rows": [plain, *rows]}, list(pairs), metrics)
 
 
 def test_a_table_has_a_cell_for_each_figure():
@@ -206,9 +206,21 @@ def test_all_devices_in_use_get_their_random_state_back(monkeypatch):
 
     fork, forked = torch.random.fork_rng, []
     monkeypatch.setattr(trial, "used_devices", lambda: [0, 1])
-    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: forked.append(devices) or fork([]))
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *given, **kind: forked.append((*given, kind)) or fork([]))
     with trial.seeded(7):
-        assert forked == [[0, 1]]
+        assert forked == [([0, 1], {"device_type": "cuda"})]
+
+
+def test_apple_gpus_get_their_random_state_back(monkeypatch):
+    import torch
+
+    state = [torch.tensor([3])]
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("torch.mps.get_rng_state", lambda device: state[-1])
+    monkeypatch.setattr("torch.mps.set_rng_state", lambda value, device: state.append(value))
+    with trial.seeded(7):
+        state.append(torch.tensor([7]))
+    assert state[-1].item() == 3
 
 
 def test_entries_are_of_a_method_and_what_its_row_says_more(monkeypatch):

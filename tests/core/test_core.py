@@ -197,10 +197,17 @@ def test_a_plan_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     assert path.read_text() == text and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_plan_that_is_saved_from_python_is_told_of_no_option(tmp_path):
+    with pytest.raises(OSError, match=r"there is no folder .*none: create it first, or give another path$"):
+        Plan((FAST,), "janus").save(tmp_path / "none" / "plan.json")
+
+
 def test_plan_keeps_the_versions_it_was_made_with(janus):
     data = mmaccel.plan(janus[0], FAST).to_dict()
     data["versions"]["torch"] = "1.0"
-    assert Plan.from_dict(data).versions["torch"] == "1.0"
+    loaded = Plan.from_dict(data)
+    assert loaded.versions["torch"] == "1.0"
+    assert mmaccel.plan(janus[0], loaded).versions["torch"] == "1.0", "also when it is used and saved again"
 
 
 BROKEN = {

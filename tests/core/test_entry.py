@@ -270,6 +270,13 @@ def test_the_header_says_what_was_called_with_which_seeds():
     assert {row["model"] for row in outcome().rows} == {"m"}
 
 
+def test_a_comparison_of_a_prompt_of_several_lines_is_read_again(tmp_path):
+    found = outcome(inputs={"prompt": "a fox\n\tin \x1b[1msnow\u2028", "questions": ["what?\n", "where?"]})
+    found.save(tmp_path / "x.json")
+    call = results.load(tmp_path / "x.json")["header"]["call"]
+    assert call == {"prompt": "a fox in [1msnow", "questions": ["what?", "where?"]}
+
+
 def test_the_name_of_a_model_is_its_own_where_a_trial_has_none():
     for name, expected in (("hub/model", "hub/model"), ("/folder/of/model", "model"), ("", "SimpleNamespace")):
         found = outcome(model="", target=SimpleNamespace(name_or_path=name))

@@ -241,6 +241,17 @@ def test_a_machine_is_described_without_starting_an_accelerator(monkeypatch):
     assert machine.machine()["accelerator"] == "H100"
 
 
+@pytest.mark.parametrize(("held", "name"), ((0, "none"), (4096, "Apple GPU")))
+def test_an_apple_gpu_is_waited_for_and_named_where_it_is_in_use(monkeypatch, held, name):
+    waited = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("torch.mps.synchronize", lambda: waited.append("Apple GPU"))
+    monkeypatch.setattr("torch.mps.current_allocated_memory", lambda: held)
+    machine.synchronize()
+    assert waited == ["Apple GPU"] and machine.machine()["accelerator"] == name
+
+
 @pytest.mark.parametrize(
     ("build", "platform", "devices", "asks_torch"),
     (
@@ -257,6 +268,7 @@ def test_torch_is_loaded_only_where_there_can_be_an_accelerator(monkeypatch, bui
     monkeypatch.setattr(machine, "DEVICES", devices)
     torch = type(machine)("torch")
     torch.cuda = type("", (), {"is_available": staticmethod(lambda: asked.append(1) or False)})
+    torch.backends = type("", (), {"mps": type("", (), {"is_available": staticmethod(lambda: False)})})
     modules = {name: module for name, module in machine.sys.modules.items() if name != "torch"}
     monkeypatch.setattr(machine.sys, "modules", modules)
     real = __import__

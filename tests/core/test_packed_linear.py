@@ -1,12 +1,16 @@
 """Packed weights give the same products, follow the weights they were made of, and leave modules as they are."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
 from mmaccel import packed_linear, private
 from mmaccel.packed_linear import PackedLinear, PackedMatrix, with_packed_linears
+from mmaccel.patching import attention_layers, intercept_attention
 from mmaccel.skinny_linears import SkinnyLinear
 from mmaccel.testing.contract import snapshot
+from mmaccel.vlm import examples
 
 
 @pytest.fixture
@@ -130,6 +134,26 @@ def test_a_layer_with_a_hook_keeps_it(layers, place):
     twin = with_packed_linears(layers)
     assert torch.allclose(twin(x), layers(x), atol=1e-6) and len(seen) == 2
     assert seen[0] is twin[0] is not layers[0] and isinstance(twin[2], PackedLinear)
+
+
+@pytest.mark.parametrize("times", (1, 2))
+@torch.no_grad()
+def test_a_twin_of_a_model_whose_attention_is_routed_attends_by_itself(times):
+    model, arguments = examples.llama()
+    ids, routed = arguments(1)["input_ids"], []
+
+    def attend(original, *given, **more):
+        routed.append(1)
+        return original(*given, **more)
+
+    expected = with_packed_linears(model)(ids).logits
+    with ExitStack() as stack:
+        for _ in range(times):
+            intercept_attention(stack, attention_layers(model), attend)
+        twin = with_packed_linears(model)
+        assert torch.equal(twin(ids).logits, expected) and not routed, "while the session lasts"
+        assert torch.allclose(model(ids).logits, expected, atol=1e-4) and routed
+    assert torch.equal(twin(ids).logits, expected), "and after it"
 
 
 def test_layers_of_other_classes_and_compiled_ones_stay_as_they_are(monkeypatch):

@@ -90,3 +90,9 @@ def test_a_model_that_is_split_over_the_processes_is_refused(folder, world):
 def test_without_a_launch_nothing_is_shared():
     alone = Ranks.launched()
     assert alone == Ranks(0, 1) and alone.mine([1, 2]) == [1, 2] and alone.of_first(lambda: 3) == 3
+
+
+def test_a_torch_without_processes_shares_nothing(monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_available", lambda: False)
+    monkeypatch.delattr("torch.distributed.is_initialized")
+    assert Ranks.launched() == Ranks()

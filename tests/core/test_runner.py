@@ -136,6 +136,19 @@ def test_the_simple_alternative_takes_about_as_long(ran, seconds, fewer):
     assert trial.calls.count((fewer, 5)) >= 3
 
 
+def test_the_first_run_of_the_simple_alternative_is_discarded_too(ran):
+    met, usual = set(), by_step(fast=6.0, begin=2.0)
+
+    def slow_at_first(who):
+        cold = who not in met
+        met.add(who)
+        return usual(who) + 5.0 * cold
+
+    made, _ = ran(slow_at_first)
+    (simple,) = (each for each in made.entries if each.kind == "simple")
+    assert simple.fewer == 5 and simple.seconds == [6.0] * 3
+
+
 def test_methods_of_one_speed_share_a_simple_alternative(ran):
     made, _ = ran(by_step(slow=4.0))
     assert [each.fewer for each in made.entries if each.kind == "simple"] == [4]
@@ -197,7 +210,7 @@ def test_the_bar_ends_at_its_total(ran, monkeypatch, simple):
     monkeypatch.setattr(Bar, "made", [])
     _, trial = ran(by_step(begin=2.0), seeds=(5, 6), rounds=2, simple=simple)
     (bar,) = Bar.made
-    assert bar.total == bar.count == len(trial.calls) == 3 * (1 + 4) + (1 + 4) * simple
+    assert bar.total == bar.count == len(trial.calls) == 3 * (1 + 4) + (2 + 1 + 4) * simple
     assert bar.looks["disable"] and bar.looks["unit"] == "runs", "without a title there is none"
 
 

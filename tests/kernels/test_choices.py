@@ -86,6 +86,14 @@ def test_an_accelerator_leaves_the_processor_idle(monkeypatch):
     assert timing.fastest([clock.run(0, *[(1, 0.0)] * calls)], torch.device("meta")).quiet
 
 
+@pytest.mark.parametrize("kind", ("cuda", "mps"))
+def test_an_accelerator_is_waited_for_before_each_look_at_the_clock(monkeypatch, kind):
+    waited, clock = [], Clock(monkeypatch)
+    monkeypatch.setattr(f"torch.{kind}.synchronize", lambda *_: waited.append(kind))
+    timing.fastest([clock.run(0, *[(1, 0.0)] * 3 * timing.GPU_CALLS)], torch.device(kind))
+    assert waited == [kind] * 2 * timing.QUIET_ROUNDS
+
+
 # What is kept
 
 
@@ -432,3 +440,12 @@ def test_threads_have_scratch_memory_of_their_own(monkeypatch):
     other.start()
     other.join()
     assert mine.tolist() == [[2, 3], [6, 7]] and found[0].tolist() == [[0, 1], [10, 11]]
+
+
+def test_scratch_memory_that_was_made_in_inference_mode_is_written_to_outside_of_it(monkeypatch):
+    monkeypatch.setattr(workspace, "_buffers", workspace._Buffers())
+    table = torch.arange(12.0).view(6, 2)
+    with torch.inference_mode():
+        assert workspace.gather_rows("key", table, torch.tensor([1, 3])).tolist() == [[2, 3], [6, 7]]
+    with torch.no_grad():
+        assert workspace.gather_rows("key", table, torch.tensor([0, 5])).tolist() == [[0, 1], [10, 11]]

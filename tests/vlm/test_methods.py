@@ -8,6 +8,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import mmaccel
 from mmaccel import kernels
 from mmaccel.cache import EvictingCache, SelectingCache
+from mmaccel.kernels.native import workspace
 from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
 from mmaccel.vlm.decoder.attention import SessionAttention
@@ -55,6 +56,16 @@ def test_a_row_alone_is_the_row_in_a_padded_batch(llama, method):
     for row in range(3):
         tokens, _ = fast(model, method, alone(call, row))
         assert torch.equal(tokens[0, -4:], together[row, -4:]), f"row {row}"
+
+
+@pytest.mark.parametrize("method", (SparsePrefill(budget=0.4, **BLOCKS), SelectKV(budget=0.2), CompressKV()), ids=str)
+def test_calls_go_in_and_out_of_inference_mode(llama, method, monkeypatch):
+    monkeypatch.setattr(workspace, "_buffers", workspace._Buffers())
+    model, arguments = llama
+    with mmaccel.accelerate(model, method) as session:
+        with torch.inference_mode():
+            inside = session.generate(**arguments())
+        assert torch.equal(session.generate(**arguments()), inside) and session.report.engaged
 
 
 @pytest.mark.parametrize("more", ({}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}), ids=str)

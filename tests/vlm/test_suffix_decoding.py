@@ -53,6 +53,17 @@ def test_the_tokens_of_the_model_in_fewer_passes(case, method):
     assert len(passes) <= -(-NEW // (method.block + 1)) + 4, "the second time nearly all is known"
 
 
+def test_a_comparison_knows_no_answer_by_heart(case):
+    model, arguments = case
+    with mmaccel.accelerate(model, SuffixDecoding(shortest=1)) as session:
+        session.generate(**arguments())
+        first = session.report.work_ratio
+        session.generate(**arguments())
+        assert session.report.work_ratio < 0.8 * first, "the second time nearly all is known"
+    found = mmaccel.compare(model, SuffixDecoding(shortest=1), simple=False, **arguments())
+    assert found.rows[1]["work_ratio"] == pytest.approx(first)
+
+
 def test_drafts_of_no_tokens_are_none(case):
     model, arguments = case
     passes = []

@@ -7,9 +7,11 @@ import torch
 from transformers import CLIPVisionModel, CLIPVisionModelWithProjection
 
 import mmaccel
+from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import TCA, SparsePrefill, examples
+from mmaccel.vlm.comparing_encoders import EncoderTrial, outputs
 from mmaccel.vlm.encoders import tca
 from mmaccel.vlm.encoders.condensing import Condensing, condense, merge, ranks
 from mmaccel.vlm.encoders.reservoir import Reservoir
@@ -191,6 +193,18 @@ def test_texts_that_were_encoded_before_are_the_classes(clip):
         assert fast.memory["vlm.TCA"].counts == found, "as a whole call decides"
         fast(**arguments(2, texts=5))
         assert len(fast.memory["vlm.TCA"].counts) == 5 and len(fast.memory["vlm.TCA"]) == 2, "other texts begin anew"
+
+
+def test_in_a_comparison_pictures_do_not_vote_for_themselves(clip):
+    model, arguments = clip
+    call = arguments(3)
+    plain = outputs(model(**call))
+    with mmaccel.accelerate(model, TCA(keep=0.4)) as fast:
+        first, again = outputs(fast(**call)), outputs(fast(**call))
+    trial = EncoderTrial(find_adapter(model), call)
+    found = mmaccel.compare(model, TCA(keep=0.4), **call).rows[1]
+    assert found["quality"] == pytest.approx(trial.judge(plain, first)["off"])
+    assert found["quality"] != pytest.approx(trial.judge(plain, again)["off"])
 
 
 def test_class_tokens_are_let_go_after_a_call_and_patches_before(clip, monkeypatch):

@@ -479,11 +479,12 @@ def test_a_tower_without_attention_cannot_rank_tokens(monkeypatch):
         fast.generate(**arguments(1))
 
 
-def test_a_tower_in_eager_is_refused_at_plan_by_what_ranks_tokens():
+@pytest.mark.parametrize("implementation", ("eager", "flash_attention_2", "flex_attention"))
+def test_a_tower_in_other_attention_is_refused_at_plan_by_what_ranks_tokens(implementation):
     model, _ = visual_examples.onevision()
-    model.model.vision_tower.set_attn_implementation("eager")
+    model.model.vision_tower.config._attn_implementation = implementation
     for method in BY_ATTENTION:
-        with pytest.raises(UnsupportedTargetError, match="tower, which has attn_implementation='eager': load"):
+        with pytest.raises(UnsupportedTargetError, match=f"tower, which has attn_implementation='{implementation}'"):
             mmaccel.plan(model, method)
     mmaccel.plan(model, vlm.VidCom2())
 

@@ -1,4 +1,4 @@
-"""The attention that tokens receive in a vision tower, whatever attention function it runs with."""
+"""The attention that tokens receive in a vision tower that runs with SDPA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from mmaccel import private
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.patching import intercept_attention
+from mmaccel.patching import intercept_attention, unfit_attention
 
 AT_ONCE = 1 << 26  # attention scores to compute at once, which bounds the memory that they take
 
@@ -105,10 +105,11 @@ def attention_layers(tower: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def require_readable(tower: torch.nn.Module, reader: str) -> None:
-    """Raise if :func:`probed` cannot watch the layers of a tower: eager attention is not in transformers' table."""
-    if any(private.attention_name(module.config) == "eager" for module in attention_layers(tower)):
+    """Raise if :func:`probed` cannot watch the layers of a tower."""
+    unfit = unfit_attention(attention_layers(tower))
+    if unfit is not None:
         raise UnsupportedTargetError(
-            f"{reader} ranks tokens by the attention in the vision tower, which has attn_implementation='eager':"
+            f"{reader} ranks tokens by the attention in the vision tower, which has attn_implementation={unfit!r}:"
             " load the model with attn_implementation='sdpa'"
         )
 

@@ -29,7 +29,8 @@ def scratch(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tens
         return torch.empty(shape, dtype=dtype)
     buffer = _buffers.of.get((name, dtype))
     if buffer is None or buffer.numel() < size:
-        buffer = _buffers.of[name, dtype] = torch.empty(size, dtype=dtype)
+        with torch.inference_mode(False):  # else a later call outside that mode could not write to it
+            buffer = _buffers.of[name, dtype] = torch.empty(size, dtype=dtype)
     return buffer[:size].view(shape)
 
 
