@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.errors import SettingError
-from mmaccel.zoo.weights import no_foreign_code
+from mmaccel.zoo import weights
 
 from .generation import ImageSettings, Painter, progress_bar
 
@@ -82,13 +82,6 @@ def draws_codes(model: str) -> bool:
 
 def load_pipeline(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> PipelinePainter:
     """The painter of a pipeline that draws codes; none of the checkpoint's own code is run."""
-    if model in zoo.names():
-        pipe = zoo.load(model)
-    else:
-        with no_foreign_code(model):
-            # named, since transformers and diffusers take different precisions of a checkpoint by themselves
-            pipe = DiffusionPipeline.from_pretrained(
-                model, torch_dtype=dtype or torch.float32, use_safetensors=True, trust_remote_code=False
-            )
+    pipe = zoo.load(model).to("cpu", dtype) if model in zoo.names() else weights.load_pipeline(model, dtype)
     pipe.set_progress_bar_config(disable=True)
-    return PipelinePainter(Path(model).name, pipe.to(device, dtype), None)
+    return PipelinePainter(Path(model).name, pipe.to(device), None)

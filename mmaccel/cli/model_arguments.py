@@ -25,7 +25,9 @@ def add_model(parser: argparse.ArgumentParser, default: str) -> None:
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose a model's device."""
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, mps, ...")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored; float32 for speech on a CPU"
+    )
 
 
 def add_methods(parser: argparse.ArgumentParser, default: str = "exact", otherwise: str = "") -> None:
