@@ -1,6 +1,7 @@
 """Clips over HTTP, by OpenAI's own client: a promise, its status, and the file."""
 
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import httpx
@@ -11,7 +12,8 @@ from PIL import Image
 
 import mmaccel
 from mmaccel.modality import get_modality
-from mmaccel.serve.endpoint import Left
+from mmaccel.serve.endpoint import Left, Request
+from mmaccel.serve.promises import SECONDS, Promises
 from mmaccel.video.generation import VideoSettings, film
 from mmaccel.video.serving import ENDPOINT
 
@@ -148,6 +150,21 @@ def test_promises_need_the_key_and_old_ones_are_forgotten(served, monkeypatch):
     monkeypatch.setattr("mmaccel.serve.promises.SECONDS", -1)
     server.promises._forget()
     assert not kept
+
+
+def test_an_answer_is_kept_from_when_it_is_there():
+    endpoint = SimpleNamespace(name="slow", later="video", path="/v1/videos", described=lambda _: {})
+    promises, slow = Promises(endpoint, None), Future()
+    told = promises.add(Request(), slow)
+    (promise,) = promises.kept.values()
+    promise.created -= 2 * SECONDS
+    assert told["expires_at"] is None
+    slow.set_result(b"a clip")
+    promises.add(Request(), Future())
+    assert promises._json(promises.kept[told["id"]])["expires_at"] >= time.time() + SECONDS - 60
+    promise.ended -= 2 * SECONDS
+    promises.add(Request(), Future())
+    assert told["id"] not in promises.kept
 
 
 def test_only_so_many_are_kept(served, monkeypatch, ask):
