@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,6 +56,11 @@ class VideoSettings:
             "width": self.width,
         }
         return {name: value for name, value in given.items() if value is not None}
+
+
+def briefly(settings: VideoSettings) -> VideoSettings:
+    """For a clip that is discarded: the first one of a process is slow, and would flatter what comes after it."""
+    return replace(settings, steps=min(settings.steps or 2, 2))
 
 
 def check_memory(settings: VideoSettings) -> None:

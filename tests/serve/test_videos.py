@@ -129,6 +129,20 @@ def test_a_size_that_nobody_knows_is_told_when_the_clip_is_there():
     assert served.described(request) == {"prompt": PROMPT, "seconds": "1", "size": "48x32"}
 
 
+def test_seconds_are_those_of_the_model(tmp_path):
+    pytest.importorskip("av", reason="needs the package av")
+    from mmaccel.vlm.input.read_video import read_video
+
+    pipe = type("WanPipeline", (Sizeless,), {})()  # by its name one of 16 frames a second
+    served = ENDPOINT("wan", pipe, pipe)
+    assert served.parse({"prompt": PROMPT, "seconds": "4"}).settings.frames == 65
+    request = served.parse({"prompt": PROMPT})
+    (tmp_path / "a.mp4").write_bytes(served.answer([request])[0])
+    assert served.described(request)["seconds"] == "0.5"
+    times = read_video(tmp_path / "a.mp4", frames=9).times
+    assert float(times[-1]) == pytest.approx(0.5, abs=0.01) and len(times) == 9
+
+
 def test_a_server_that_ends_gives_up_a_clip_that_nobody_can_fetch(endpoint):
     with listening(endpoint) as (server, address):
         made = client(address).videos.create(prompt=PROMPT, extra_body={"steps": 1000})

@@ -148,7 +148,7 @@ def test_what_is_not_installed_is_said(monkeypatch):
     with pytest.raises(MissingExtraError, match=r"SSIM needs torchmetrics: pip install \"mmaccel\[metrics\]\""):
         quality.ssim(clip(), clip())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"a trace need matplotlib: pip install \"mmaccel\[metrics\]\""):
+    with pytest.raises(MissingExtraError, match=r"drawn by matplotlib: pip install \"mmaccel\[metrics\]\""):
         Trace([1.0]).save("trace.png")
     monkeypatch.setattr(comparing.importlib.util, "find_spec", lambda name: None)
     trial = trial_of(examples.wan_pipeline()[0])
