@@ -276,7 +276,11 @@ def counted(model: Any, label: str | None, progress: Callable[..., Any] | None =
             seen[0] += 1
             update(seen[0], total)
 
-        inner = getattr(model.model, "language_model", None) or model.model.text_model
         with ExitStack() as stack:
-            hook(stack, inner, after=count)
+            hook(stack, language_model(model), after=count)
             yield
+
+
+def language_model(model: Any) -> Any:
+    """The part of an image model that every pass goes through."""
+    return getattr(model.model, "language_model", None) or model.model.text_model
