@@ -84,9 +84,9 @@ class ImageCommand(Command):
 
     def methods(self, arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
         """As elsewhere; by default the preset of masked pictures, where the model draws such."""
-        from .pipeline_painter import PRESET, draws_codes
+        from .pipeline_painter import PRESET, draws_codes, index_of
 
-        if draws_codes(arguments.model):
+        if draws_codes(index_of(arguments.model)):
             arguments.default = PRESET
         return super().methods(arguments)
 

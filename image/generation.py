@@ -193,10 +193,10 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
     WeightsError
         If its weights are damaged or foreign.
     """
-    from .pipeline_painter import draws_codes, load_pipeline
+    from .pipeline_painter import draws_codes, index_of, load_pipeline
 
     if model in zoo.names():
-        if draws_codes(model):
+        if draws_codes(index_of(model)):
             return load_pipeline(model, device, dtype)
         if zoo.modality(model) != "image":
             raise UnsupportedTargetError(f"{model} draws no pictures: use `mmaccel run {zoo.modality(model)}`")
@@ -206,8 +206,14 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
         with no_foreign_code(model):
             family = AutoConfig.from_pretrained(model, trust_remote_code=False).model_type
     except (OSError, ValueError, KeyError) as error:
-        if draws_codes(model):
+        index = index_of(model)
+        if draws_codes(index):
             return load_pipeline(model, device, dtype)
+        if index is not None:
+            raise UnsupportedTargetError(
+                f"{model} is a pipeline of diffusion, whose pictures are made like clips:"
+                f" `mmaccel run video PROMPT -o picture.png --model {model}`"
+            ) from error
         raise UnsupportedTargetError(
             f"{model!r} is not a model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
             f" with a config.json ({str(error).splitlines()[0]})"

@@ -69,15 +69,20 @@ class PipelinePainter(Painter):
         return found
 
 
-def draws_codes(model: str) -> bool:
-    """Whether a zoo name, a folder or a hub id, which is asked for its index, is a pipeline of masked pictures."""
+def index_of(model: str) -> dict[str, Any] | None:
+    """The index of a pipeline: a zoo name, a folder or a hub id, which is asked for it; None where it is none."""
     folder = zoo.path(model) if model in zoo.names() else Path(model)
     if folder.is_dir() and not (folder / INDEX).is_file():
-        return False
+        return None
     try:
-        return "AmusedScheduler" in DiffusionPipeline.load_config(folder if folder.is_dir() else model)["scheduler"]
-    except (OSError, ValueError, KeyError):
-        return False
+        return dict(DiffusionPipeline.load_config(folder if folder.is_dir() else model))
+    except (OSError, ValueError):
+        return None
+
+
+def draws_codes(index: dict[str, Any] | None) -> bool:
+    """Whether an index is that of a pipeline of masked pictures."""
+    return index is not None and "AmusedScheduler" in (index.get("scheduler") or ())
 
 
 def load_pipeline(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> PipelinePainter:
