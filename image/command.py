@@ -56,6 +56,7 @@ class ImageCommand(Command):
         runs = []
         with accelerate(drawing.target, *chosen, preset=preset) as session:
             if arguments.compare:
+                drawing.paint(session, [arguments.prompt], settings, "warm up")  # a first run also measures the model
                 with session.baseline() as plain:
                     painted = drawing.paint(plain, [arguments.prompt], settings, "plain")
                 session.report.baseline_seconds = painted.token_seconds

@@ -70,9 +70,9 @@ class Target(str):
 class Plain:
     """A session of nothing."""
 
-    def __init__(self):
+    def __init__(self, methods=()):
         self.report = Report(methods=["fast"], exact=False)
-        self.plan = SimpleNamespace(methods=())
+        self.plan = SimpleNamespace(methods=[part for one in methods for part in getattr(one, "methods", [one])])
 
     def __enter__(self):
         return self
@@ -91,7 +91,7 @@ def stand_in(monkeypatch):
 
     def accelerate(target, *methods, preset=None):
         seen.note(methods=methods, preset=preset)
-        return Plain()
+        return Plain(methods)
 
     def compare(target, *methods, preset=None, **inputs):
         seen.note(methods=methods, preset=preset, **inputs)

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmaccel.canvas.command import ONE_BY_ONE
+from mmaccel.canvas.command import ONE_BY_ONE, WARM
 from mmaccel.canvas.commits import Commits
 from mmaccel.canvas.generation import inputs_of
 from mmaccel.comparison.difference import alike
@@ -20,8 +20,6 @@ from ..looks.race import ACCELERATED, PLAIN
 from ..models import Models
 from ..runs import Run
 from .choice import Choice
-
-WARM = 8  # tokens
 
 
 @dataclass(frozen=True)
