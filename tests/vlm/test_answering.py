@@ -324,6 +324,11 @@ def test_frames_of_a_second_count_before_the_number_of_frames(told):
     assert asked[0][1] == 2
 
 
+def test_a_stream_has_no_preset(capsys):
+    assert cli.main(["run", "vlm", "clip.mp4", "what?", "--watch", "--preset", "exact"]) == 2
+    assert "--preset: a stream has none: leave it out" in capsys.readouterr().err
+
+
 def test_the_picture_of_the_command_line_comes_last(told, tmp_path):
     picture = tmp_path / "kept.png"
     lines, _ = told("--picture", str(picture))

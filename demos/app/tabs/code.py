@@ -66,7 +66,7 @@ def video_code(request: VideoRequest, rate: float = USUAL) -> str:
     model = request.choice.model
     own = model in zoo.names()
     load = f"zoo.load({model!r})" if own else f"generation.load({model!r})"
-    call = f"{request.prompt!r}{_more(request.settings.arguments())}"
+    call = f"prompt={request.prompt!r}{_more(request.settings.arguments())}"
     generator = f"generator=torch.Generator().manual_seed({request.settings.seed})"
     plain = [
         "    with fast.baseline() as plain:  # measures the plain pipeline",
