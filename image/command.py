@@ -56,6 +56,7 @@ class ImageCommand(Command):
         runs = []
         with accelerate(drawing.target, *chosen, preset=preset) as session:
             if arguments.compare:
+                drawing.paint(session, [arguments.prompt], settings, "warm up")  # a first run also measures the model
                 with session.baseline() as plain:
                     painted = drawing.paint(plain, [arguments.prompt], settings, "plain")
                 session.report.baseline_seconds = painted.token_seconds
@@ -84,9 +85,9 @@ class ImageCommand(Command):
 
     def methods(self, arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
         """As elsewhere; by default the preset of masked pictures, where the model draws such."""
-        from .pipeline_painter import PRESET, draws_codes
+        from .pipeline_painter import PRESET, draws_codes, index_of
 
-        if draws_codes(arguments.model):
+        if draws_codes(index_of(arguments.model)):
             arguments.default = PRESET
         return super().methods(arguments)
 

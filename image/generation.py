@@ -193,10 +193,10 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
     WeightsError
         If its weights are damaged or foreign.
     """
-    from .pipeline_painter import draws_codes, load_pipeline
+    from .pipeline_painter import draws_codes, index_of, load_pipeline
 
     if model in zoo.names():
-        if draws_codes(model):
+        if draws_codes(index_of(model)):
             return load_pipeline(model, device, dtype)
         if zoo.modality(model) != "image":
             raise UnsupportedTargetError(f"{model} draws no pictures: use `mmaccel run {zoo.modality(model)}`")
@@ -206,8 +206,14 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
         with no_foreign_code(model):
             family = AutoConfig.from_pretrained(model, trust_remote_code=False).model_type
     except (OSError, ValueError, KeyError) as error:
-        if draws_codes(model):
+        index = index_of(model)
+        if draws_codes(index):
             return load_pipeline(model, device, dtype)
+        if index is not None:
+            raise UnsupportedTargetError(
+                f"{model} is a pipeline of diffusion, whose pictures are made like clips:"
+                f" `mmaccel run video PROMPT -o picture.png --model {model}`"
+            ) from error
         raise UnsupportedTargetError(
             f"{model!r} is not a model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
             f" with a config.json ({str(error).splitlines()[0]})"
@@ -276,7 +282,11 @@ def counted(model: Any, label: str | None, progress: Callable[..., Any] | None =
             seen[0] += 1
             update(seen[0], total)
 
-        inner = getattr(model.model, "language_model", None) or model.model.text_model
         with ExitStack() as stack:
-            hook(stack, inner, after=count)
+            hook(stack, language_model(model), after=count)
             yield
+
+
+def language_model(model: Any) -> Any:
+    """The part of an image model that every pass goes through."""
+    return getattr(model.model, "language_model", None) or model.model.text_model

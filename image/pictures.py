@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from mmaccel.files.pictures import FORMATS, enlarged, sheet, side_by_side
+from mmaccel.files.endings import PICTURES
+from mmaccel.files.pictures import enlarged, sheet, side_by_side
 
 if TYPE_CHECKING:
     from .generation import Painted
@@ -32,4 +33,4 @@ def _grid(painted: Painted) -> Image.Image:
 
 
 def _save(picture: Image.Image, path: Path) -> None:
-    picture.save(path, FORMATS[path.suffix.lower()])
+    picture.save(path, PICTURES[path.suffix.lower()])

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.errors import SettingError
-from mmaccel.zoo.weights import no_foreign_code
+from mmaccel.zoo import weights
 
 from .generation import ImageSettings, Painter, progress_bar
 
@@ -69,26 +69,24 @@ class PipelinePainter(Painter):
         return found
 
 
-def draws_codes(model: str) -> bool:
-    """Whether a zoo name, a folder or a hub id, which is asked for its index, is a pipeline of masked pictures."""
+def index_of(model: str) -> dict[str, Any] | None:
+    """The index of a pipeline: a zoo name, a folder or a hub id, which is asked for it; None where it is none."""
     folder = zoo.path(model) if model in zoo.names() else Path(model)
     if folder.is_dir() and not (folder / INDEX).is_file():
-        return False
+        return None
     try:
-        return "AmusedScheduler" in DiffusionPipeline.load_config(folder if folder.is_dir() else model)["scheduler"]
-    except (OSError, ValueError, KeyError):
-        return False
+        return dict(DiffusionPipeline.load_config(folder if folder.is_dir() else model))
+    except (OSError, ValueError):
+        return None
+
+
+def draws_codes(index: dict[str, Any] | None) -> bool:
+    """Whether an index is that of a pipeline of masked pictures."""
+    return index is not None and "AmusedScheduler" in (index.get("scheduler") or ())
 
 
 def load_pipeline(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> PipelinePainter:
     """The painter of a pipeline that draws codes; none of the checkpoint's own code is run."""
-    if model in zoo.names():
-        pipe = zoo.load(model)
-    else:
-        with no_foreign_code(model):
-            # named, since transformers and diffusers take different precisions of a checkpoint by themselves
-            pipe = DiffusionPipeline.from_pretrained(
-                model, torch_dtype=dtype or torch.float32, use_safetensors=True, trust_remote_code=False
-            )
+    pipe = zoo.load(model).to("cpu", dtype) if model in zoo.names() else weights.load_pipeline(model, dtype)
     pipe.set_progress_bar_config(disable=True)
-    return PipelinePainter(Path(model).name, pipe.to(device, dtype), None)
+    return PipelinePainter(Path(model).name, pipe.to(device), None)

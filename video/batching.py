@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.batch.batching import Batching
-from mmaccel.cli.arguments import number, seed
 from mmaccel.files.endings import CLIPS
 
-from .command import add_clip, settings_of
+from .command import add_film, settings_of
 
 
 class VideoBatching(Batching):
@@ -19,9 +18,7 @@ class VideoBatching(Batching):
     help = "make videos from prompts"
 
     def add_item(self, parser: Any) -> None:
-        parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
-        add_clip(parser)
-        parser.add_argument("--guidance", type=number(), help="guidance scale (default: the pipeline's own)")
+        add_film(parser)
 
     def check(self, arguments: argparse.Namespace, path: Path) -> None:
         from mmaccel.files import clips
@@ -33,6 +30,8 @@ class VideoBatching(Batching):
         from mmaccel.files import clips
 
         from . import generation
+        from .families.rates import rate_of
 
         opened.set_progress_bar_config(disable=True)
-        clips.save(generation.film(target, arguments.prompt, settings_of(arguments, "seed")).frames, path)
+        frames = generation.film(target, arguments.prompt, settings_of(arguments, "seed")).frames
+        clips.save(frames, path, arguments.rate or rate_of(opened))

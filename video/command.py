@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.cli.arguments import FRAMES, SIDE, STEPS, number, seed, whole
+from mmaccel.cli.arguments import FRAMES, SIDE, STEPS, number, positive, seed, whole
 from mmaccel.cli.command import Command, Prepared
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import SIDE_BY_SIDE, check_picture, side_by_side, tell_written, told
@@ -16,6 +16,9 @@ from mmaccel.progress import looks
 
 if TYPE_CHECKING:
     from mmaccel.batch.batching import Batching
+    from mmaccel.session import Session
+
+    from .generation import Filmed, VideoSettings
 
 
 class VideoCommand(Command):
@@ -36,16 +39,15 @@ class VideoCommand(Command):
         add_methods(parser, self.preset)
         parser.add_argument("--compare", action="store_true", help=SIDE_BY_SIDE.format("clip.compare.mp4"))
         parser.add_argument("--trace", type=Path, help="also draw a picture of what was computed in which step")
-        parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
-        add_clip(parser)
-        parser.add_argument("--guidance", type=number(), help="guidance scale (default: the pipeline's own)")
+        add_film(parser)
 
     def run(self, arguments: argparse.Namespace) -> None:
         """Generate a clip from a prompt, and write it; with ``--compare`` also both clips side by side."""
         from mmaccel.files import clips
         from mmaccel.session import accelerate
 
-        from . import generation, quality
+        from . import quality
+        from .families.rates import rate_of
         from .trace import check_traced, trace_of
 
         clips.check_format(arguments.output)
@@ -54,31 +56,24 @@ class VideoCommand(Command):
         settings = settings_of(arguments, "seed")
         chosen, preset = chosen_methods(arguments)
         pipe = opened(arguments)
-        runs = {}
+        rate = arguments.rate or rate_of(pipe)
         with accelerate(pipe, *chosen, preset=preset) as session:
             if arguments.trace:
                 check_traced(session, "--trace")
-            if arguments.compare:
-                pipe.set_progress_bar_config(desc="plain", unit="steps", **looks())
-                with session.baseline() as plain:
-                    runs["plain"] = generation.film(plain, arguments.prompt, settings)
-            pipe.set_progress_bar_config(desc="fast", unit="steps", **looks())
-            label = ", ".join(session.report.methods)
-            runs[label] = generation.film(session, arguments.prompt, settings)
+            runs = _filmed(pipe, session, arguments, settings)
             report, frames = session.report, [run.frames for run in runs.values()]
             with replacing(arguments.output) as temporary:
-                clips.save(frames[-1], temporary)
+                clips.save(frames[-1], temporary, rate)
             if arguments.trace:
                 with replacing(arguments.trace) as drawing:
                     trace_of(session).save(drawing)
         if both:
             labels = [f"{label}: {run.seconds:.2f} s" for label, run in runs.items()]
             with replacing(both) as temporary:
-                clips.save(clips.side_by_side(frames, labels), temporary)
+                clips.save(clips.side_by_side(frames, labels), temporary, rate)
         print(told(report))
         if both:
-            kept = f"{quality.psnr(*frames):.1f} dB PSNR, {quality.ssim(*frames):.3f} SSIM"
-            print(f"  quality     {kept} to the plain clip, measured")
+            print(f"  quality     {quality.distance(*frames)} to the plain clip, measured")
         tell_written(arguments, both)
 
     def batching(self) -> Batching:
@@ -97,6 +92,32 @@ class VideoCommand(Command):
         pipe = opened(arguments)
         pipe.set_progress_bar_config(disable=True)
         return pipe, {"prompt": arguments.prompt, "output_type": "pil", **settings.arguments()}
+
+
+def _filmed(pipe: Any, session: Session, arguments: argparse.Namespace, settings: VideoSettings) -> dict[str, Filmed]:
+    """The runs by their labels: the accelerated one, and before it the plain one with ``--compare``."""
+    from . import generation
+
+    def film(label: str, target: Any, settings: VideoSettings) -> Filmed:
+        pipe.set_progress_bar_config(desc=label, unit="steps", **looks())
+        return generation.film(target, arguments.prompt, settings)
+
+    runs = {}
+    if arguments.compare:
+        with session.baseline() as plain:
+            film("warm up", plain, generation.briefly(settings))
+            runs["plain"] = film("plain", plain, settings)
+        session.report.baseline_seconds = runs["plain"].seconds
+    runs[", ".join(session.report.methods)] = film("fast", session, settings)
+    return runs
+
+
+def add_film(parser: Any) -> None:
+    """Add the arguments of a clip that is written: beside those of :func:`add_clip` its seed, guidance and rate."""
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
+    add_clip(parser)
+    parser.add_argument("--guidance", type=number(), help="guidance scale (default: the pipeline's own)")
+    parser.add_argument("--rate", type=positive, help="frames a second of the file (default: those of the model)")
 
 
 def add_clip(parser: Any) -> None:

@@ -18,6 +18,7 @@ from mmaccel.session import Session
 
 from . import quality
 from .autoregressive.block_router import ARGUMENTS, BlockRouter
+from .families.rates import rate_of
 
 PSNR = Metric("psnr", "PSNR dB", "PSNR in dB to the output of the plain pipeline, mean over seeds; 100 if equal", ".1f")
 SSIM = Metric("ssim", "SSIM", "structural similarity to the output of the plain pipeline, mean over seeds")
@@ -72,7 +73,7 @@ class VideoTrial(BaseTrial):
         return found
 
     def show(self, output: Any) -> Shown:
-        return Shown(_clips(output)) if _is_seen(output) else Shown()
+        return Shown(_clips(output), rate=rate_of(self.target)) if _is_seen(output) else Shown()
 
 
 def _is_routed(target: Any) -> bool:

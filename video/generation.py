@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 from PIL import Image
 
 from mmaccel import zoo
@@ -17,7 +16,7 @@ from mmaccel.adapter import find_adapter
 from mmaccel.cache import free_memory
 from mmaccel.errors import MemoryLimitError, MmaccelError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.session import Session
-from mmaccel.zoo.weights import no_foreign_code
+from mmaccel.zoo.weights import load_pipeline
 
 from .families.adapter import DiffusionTransformerAdapter
 
@@ -57,6 +56,11 @@ class VideoSettings:
             "width": self.width,
         }
         return {name: value for name, value in given.items() if value is not None}
+
+
+def briefly(settings: VideoSettings) -> VideoSettings:
+    """For a clip that is discarded: the first one of a process is slow, and would flatter what comes after it."""
+    return replace(settings, steps=min(settings.steps or 2, 2))
 
 
 def check_memory(settings: VideoSettings) -> None:
@@ -100,13 +104,10 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
     if model in zoo.names():
         if zoo.modality(model) != "video":
             raise UnsupportedTargetError(f"{model} makes no video: use `mmaccel run {zoo.modality(model)}`")
-        pipe = zoo.load(model)
+        pipe = zoo.load(model).to("cpu", dtype)
     else:
         try:
-            with no_foreign_code(model):
-                pipe = DiffusionPipeline.from_pretrained(
-                    model, torch_dtype=dtype, use_safetensors=True, trust_remote_code=False
-                )
+            pipe = load_pipeline(model, dtype)
         except (OSError, ValueError, AttributeError) as error:
             raise UnsupportedTargetError(
                 f"{model!r} is not a pipeline: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
@@ -115,7 +116,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
     adapter = find_adapter(pipe)
     if not isinstance(adapter, DiffusionTransformerAdapter) or not adapter.denoisers():
         raise UnsupportedTargetError(f"{model} is a {type(pipe).__name__} without a transformer to accelerate")
-    return pipe.to(device, dtype)
+    return pipe.to(device)
 
 
 @dataclass
@@ -145,6 +146,8 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
         If the prompt is empty.
     SettingError
         If the pipeline refuses a setting, such as a size.
+    UnsupportedTargetError
+        If it makes neither a clip nor a picture.
     """
     if not prompt.strip():
         raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
@@ -152,11 +155,21 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
     generator = torch.Generator().manual_seed(settings.seed)
     began = time.perf_counter()
     try:
-        output = target(prompt, generator=generator, output_type="pil", **settings.arguments(), **more)
+        output = target(prompt=prompt, generator=generator, output_type="pil", **settings.arguments(), **more)
     except ValueError as error:
         if isinstance(error, MmaccelError):
             raise
         raise SettingError(f"the pipeline refuses this: {error}") from error
     seconds = time.perf_counter() - began
-    frames = output.frames[0] if hasattr(output, "frames") else output.images[:1]
-    return Filmed(list(frames), seconds)
+    return Filmed(_frames(output), seconds)
+
+
+def _frames(output: Any) -> list[Image.Image]:
+    if hasattr(output, "frames"):
+        return list(output.frames[0])
+    if not hasattr(output, "images"):
+        raise UnsupportedTargetError(
+            f"the pipeline's {type(output).__name__} has no frames: call it in Python, with"
+            " mmaccel.accelerate(pipe, ...), or compare it with `mmaccel compare video`"
+        )
+    return list(output.images[:1])

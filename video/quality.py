@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import Any
 
@@ -46,3 +47,11 @@ def ssim(reference: Clip, clip: Clip) -> float:
         raise MissingExtraError('SSIM needs torchmetrics: pip install "mmaccel[metrics]"') from error
     found: Any = structural_similarity_index_measure(pixels(clip), pixels(reference), data_range=1.0)
     return float(found)
+
+
+def distance(reference: Clip, clip: Clip) -> str:
+    """How far a clip is from another one, in words: PSNR, and SSIM where torchmetrics is installed."""
+    said = f"{psnr(reference, clip):.1f} dB PSNR"
+    if importlib.util.find_spec("torchmetrics") is None:
+        return said
+    return f"{said}, {ssim(reference, clip):.3f} SSIM"

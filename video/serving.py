@@ -17,9 +17,10 @@ from mmaccel.errors import SettingError, shown
 from mmaccel.files import clips
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
+from .families.rates import rate_of
 from .generation import VideoSettings, check_memory, check_places, film, on_step_end
 
-PROMPT, RATE = 4_000, 8  # characters, and frames a second of the file
+PROMPT = 4_000  # characters
 NUMBERS = ("seconds", "seed", "steps", "guidance", "frames")  # texts in a form
 
 
@@ -42,16 +43,17 @@ class VideoEndpoint(Endpoint[Filming]):
         super().__init__(name, opened, target)
         clips.check_format(Path("clip.mp4"))
         opened.set_progress_bar_config(disable=True)
+        self.rate = rate_of(opened)
 
     def parse(self, body: Mapping[str, Any]) -> Filming:
         fields = Fields({name: _number(value) if name in NUMBERS else value for name, value in body.items()})
         prompt = fields.text("prompt", PROMPT)
         seed = fields.whole("seed", 0, LARGEST_SEED)
-        seconds, frames = fields.number("seconds", 1 / RATE, FRAMES / RATE), fields.whole("frames", 1, FRAMES)
+        seconds, frames = fields.number("seconds", 1 / self.rate, FRAMES / self.rate), fields.whole("frames", 1, FRAMES)
         if seconds is not None:
             if frames is not None:
                 raise SettingError("seconds and frames say the same: give one of them")
-            frames = round(seconds * RATE) + 1
+            frames = round(seconds * self.rate) + 1
         width, height = _size(fields.take("size"))
         settings = VideoSettings(
             seed=secrets.randbelow(2**31) if seed is None else seed,
@@ -80,7 +82,7 @@ class VideoEndpoint(Endpoint[Filming]):
         frames = film(self.target, request.prompt, request.settings, **on_step_end(self.opened, check)).frames
         with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
             path = Path(folder) / "clip.mp4"
-            clips.save(frames, path, RATE)
+            clips.save(frames, path, self.rate)
             request.settings.frames = len(frames)  # pipelines round what is asked for
             request.settings.width, request.settings.height = frames[0].size
             return [path.read_bytes()]
@@ -92,7 +94,7 @@ class VideoEndpoint(Endpoint[Filming]):
             getattr(settings, own) or self._usual(name)
             for own, name in (("frames", "num_frames"), ("width", "width"), ("height", "height"))
         )
-        length = {"seconds": f"{(frames - 1) / RATE:g}"} if frames else {}
+        length = {"seconds": f"{(frames - 1) / self.rate:g}"} if frames else {}
         size = {"size": f"{width}x{height}"} if width and height else {}
         return {"prompt": request.prompt, **length, **size}
 

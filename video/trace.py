@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from mmaccel.errors import MissingExtraError, SettingError
+from mmaccel.comparison.quality_plot import require_matplotlib
+from mmaccel.errors import SettingError
 from mmaccel.session import Session
 
 MOST_FRAMES = 12  # in a heat map
@@ -77,11 +78,10 @@ class Trace:
         MissingExtraError
             If matplotlib is not installed.
         """
-        try:
-            from matplotlib import cm
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingExtraError('pictures of a trace need matplotlib: pip install "mmaccel[metrics]"') from error
+        require_matplotlib()
+        from matplotlib import cm
+        from matplotlib.figure import Figure
+
         frames = self.heat_map()
         frames = frames[torch.linspace(0, len(frames) - 1, min(len(frames), MOST_FRAMES)).round().long()]
         figure = Figure(figsize=(10, 4.6), layout="constrained")
@@ -113,10 +113,14 @@ class Trace:
 
 
 def check_traced(session: Session, option: str) -> None:
-    """Raise a `SettingError` that names the option if no method of a session notes what it computes."""
+    """Raise a `SettingError` that names the option if no method of a session notes what it computes.
+
+    A `MissingExtraError` if there is nothing to draw it with.
+    """
     if not any(getattr(method, "traces", False) and not method.exact for method in session.plan.methods):
         methods = ", ".join(method.name for method in session.plan.methods) or "the plain pipeline"
         raise SettingError(f"{option}: {methods} keeps no trace: use video.HeterogeneousSteps, or leave it out")
+    require_matplotlib()
 
 
 def trace_of(session: Session) -> Trace:

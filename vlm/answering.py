@@ -39,6 +39,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
             target, processor = tiny_onevision.load(Path(model))
     else:
         target, processor = from_hub(model, dtype)
+        dtype = None  # a second cast would reach the parts that their family keeps in float32
     if not isinstance(find_adapter(target), VisualAdapter):
         raise UnsupportedTargetError(f"{model} is a {type(target).__name__}, which sees no videos that mmaccel knows")
     return target.to(device, dtype).eval(), processor

@@ -58,7 +58,7 @@ class DocumentBatching(Batching):
         model_and_processor, page = opened, read_picture(arguments.page)
         processor = model_and_processor[1]
         regions = read_regions(arguments.regions) if arguments.regions else []
-        given = given_regions(target, regions) if isinstance(target, Session) else {}
+        given = given_regions(target, regions, arguments.regions) if isinstance(target, Session) else {}
         prompt = prompt_of(processor, arguments.prompt)
         text, _ = read(target, processor, page, prompt, arguments.max_new_tokens, **given)
         path.write_text(f"{text}\n", encoding="utf-8")

@@ -68,6 +68,7 @@ class VlmCommand(Command):
             plain = None
             if arguments.compare:
                 with session.baseline() as target:
+                    ask(target, processor, video, **{**asked, "max_new_tokens": 1})  # a process's first call is slow
                     plain, seconds = ask(target, processor, video, **asked)
                 session.report.baseline_seconds = seconds
             answers, _ = ask(session, processor, video, **asked)
@@ -113,10 +114,14 @@ def watched(arguments: argparse.Namespace) -> None:
     from .stream.watching import watch
 
     method = _of_stream(chosen_methods(arguments)[0], StreamingCompression)
+    if arguments.preset:
+        raise SettingError("--preset: a stream has none: leave it out, or say --method vlm.StreamingCompression")
     if arguments.picture:
         raise SettingError("--picture: a stream does not keep its frames: leave out --watch")
     model, processor = opened(arguments)
     length, plain = {"max_new_tokens": arguments.max_new_tokens}, None
+    if arguments.compare:
+        ask(model, processor, frames_of(arguments), [arguments.question], max_new_tokens=1)  # a first call is slow
     began = time.perf_counter()
     if arguments.compare:
         (plain,), _ = ask(model, processor, frames_of(arguments), [arguments.question], **length)

@@ -93,12 +93,13 @@ class DocumentCommand(Command):
         model, call = self.prepare(arguments)
         regions = call.pop("regions")
         with accelerate(model, *chosen, preset=preset) as session:
-            plain = None
+            given, plain = given_regions(session, regions, arguments.regions), None
             if arguments.compare:
                 with session.baseline() as target:
+                    read(target, **{**call, "max_new_tokens": 1})  # a process's first call is slow
                     plain, seconds = read(target, **call)
                 session.report.baseline_seconds = seconds
-            text, _ = read(session, **call, **given_regions(session, regions))
+            text, _ = read(session, **call, **given)
             report = told(session.report)
         if arguments.output:
             with replacing(arguments.output) as temporary:
@@ -122,9 +123,19 @@ def add_reading(parser: Any) -> None:
     parser.add_argument("--max-new-tokens", type=whole(1, TOKENS), default=1024, metavar="TOKENS", help=length)
 
 
-def given_regions(session: Any, regions: list[Any]) -> dict[str, Any]:
-    """The regions, for the method of a session that takes them."""
+def given_regions(session: Any, regions: list[Any], file: Path | None) -> dict[str, Any]:
+    """The regions, for the method of a session that takes them.
+
+    Raises
+    ------
+    SettingError
+        If none does, and they are of a file that was named.
+    """
     from .decoder.document_draft import DocumentDraft
 
-    takes = any(isinstance(method, DocumentDraft) for method in session.plan.methods)
-    return {"regions": regions} if takes else {}
+    if any(isinstance(method, DocumentDraft) for method in session.plan.methods):
+        return {"regions": regions}
+    if file is not None:
+        methods = ", ".join(method.name for method in session.plan.methods) or "the plain model"
+        raise SettingError(f"--regions: {methods} uses none: leave them out, or add --method vlm.DocumentDraft")
+    return {}

@@ -44,6 +44,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
         target, processor = tiny_reader.load(Path(model))
     else:
         target, processor = from_hub(model, dtype)
+        dtype = None  # a second cast would reach the parts that their family keeps in float32
     return target.to(device, dtype).eval(), processor
 
 

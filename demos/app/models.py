@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,13 @@ class Shared:
     loaded: Any = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     memory: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def warm(self, run: Run, call: Callable[[], Any]) -> None:
+        """A call that is discarded, once: the first one of a process is slow, and the plain run would look so."""
+        if not self.memory.setdefault("warm", {}):
+            with run.stage("warm up"):
+                call()
+            self.memory["warm"]["done"] = True
 
 
 class Models:

@@ -71,15 +71,9 @@ def number(allowed: str = "a finite number", holds: Callable[[float], bool] = la
     return read
 
 
-def positive(text: str) -> float:
-    """Reads a finite number above 0."""
-    return number("a number above 0", lambda value: value > 0)(text)
-
-
-def seed(text: str) -> int:
-    """Reads a number that random generators start from."""
-    return whole(0, LARGEST_SEED)(text)
-
-
 def _short(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+positive = number("a number above 0", lambda value: value > 0)
+seed = whole(0, LARGEST_SEED)  # that random generators start from

@@ -66,6 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) or os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1":
             print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # of torch, which need not be imported for this
+            raise
+        reason = _one_line(error).partition(" GPU ")[0]
+        said = "there is not enough memory: ask for fewer or smaller outputs, or for --dtype bfloat16"
+        print(f"mmaccel: {said} ({reason})", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("mmaccel: stopped", file=sys.stderr)
         return STOPPED

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import SettingError
+from ..errors import SettingError, UnknownNameError, UnsupportedTargetError
 from ..modality import Modality, get_modality, modalities
 
 BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas that are in no brackets
@@ -25,7 +25,9 @@ def add_model(parser: argparse.ArgumentParser, default: str) -> None:
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose a model's device."""
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, mps, ...")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="default: as stored; float32 for speech on a CPU"
+    )
 
 
 def add_methods(parser: argparse.ArgumentParser, default: str = "exact", otherwise: str = "") -> None:
@@ -72,10 +74,25 @@ def dtype_of(arguments: argparse.Namespace) -> Any:
 
 
 def target_of(arguments: argparse.Namespace) -> Any:
-    """The model or pipeline that the user named, opened by the first modality that recognizes it."""
+    """The model or pipeline that the user named, opened by the modality that recognizes it, or the first that can.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If none can.
+    """
     known = modalities()
-    found = next((modality for modality in known if modality.recognizes(arguments.model)), known[0])
-    return found.target(_opened(found, arguments))
+    recognized = [modality for modality in known if modality.recognizes(arguments.model)]
+    for modality in recognized[:1] or known:
+        try:
+            return modality.target(_opened(modality, arguments))
+        except (UnsupportedTargetError, UnknownNameError):  # which a hub id's configuration tells
+            if recognized:
+                raise
+    raise UnsupportedTargetError(
+        f"{arguments.model!r} is no model of {', '.join(modality.name for modality in known)} that is opened by name:"
+        " give a zoo name, a hub id or a folder of one, or plan in Python, with mmaccel.plan(model, ...).save(file)"
+    )
 
 
 def opened(arguments: argparse.Namespace) -> Any:

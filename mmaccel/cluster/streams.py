@@ -16,7 +16,7 @@ from typing import Any
 from starlette.websockets import WebSocketDisconnect
 
 from ..errors import MmaccelError
-from ..serve.endpoint import Refused, status_of
+from ..serve.endpoint import Refused, message_of, status_of
 from ..serve.sockets import ENDED, Line
 
 log = logging.getLogger("mmaccel.serve")
@@ -100,11 +100,10 @@ class FarLine(Line):
             await talk(self)
         except WebSocketDisconnect:
             pass
-        except MmaccelError as error:
-            last = "error", (status_of(error), str(error))
-        except Exception:
-            log.exception("a stream failed")
-            last = "error", (500, "the server failed: its log says why")
+        except Exception as error:
+            if not isinstance(error, MmaccelError):
+                log.exception("a stream failed")
+            last = "error", (status_of(error), message_of(error))
         self.said.put_nowait(last)
 
 

@@ -15,14 +15,13 @@ from . import pictures
 from .endings import CLIPS
 from .pictures import enlarged, sheet
 
-FORMATS = CLIPS
 Clip = Sequence[Image.Image]
 
 
 def check_format(path: Path) -> None:
     """Raise a `SettingError` for a file name that no clip format goes with, before any work is done."""
-    if path.suffix.lower() not in FORMATS:
-        raise SettingError(f"cannot write a clip as {path.name!r}: end the name with {', '.join(FORMATS)}")
+    if path.suffix.lower() not in CLIPS:
+        raise SettingError(f"cannot write a clip as {path.name!r}: end the name with {', '.join(CLIPS)}")
     if path.suffix.lower() == ".mp4":
         _av()
 

@@ -11,7 +11,6 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from ..errors import PromptError, SettingError
 from .endings import PICTURES
 
-FORMATS = PICTURES
 SMALLEST = 256  # pictures of small models are enlarged to this side, so that a person can see them
 SIZE, LINE, MARGIN, GAP = 15, 20, 5, 8
 BAR = LINE + 2 * MARGIN  # above a picture whose text is one line
@@ -44,8 +43,8 @@ def upright(picture: Image.Image) -> Image.Image:
 
 def check_format(path: str | Path) -> None:
     """Raise a `SettingError` for a file name with no known picture format, before any work is done."""
-    if Path(path).suffix.lower() not in FORMATS:
-        raise SettingError(f"cannot write a picture as {Path(path).name!r}: end the name with {', '.join(FORMATS)}")
+    if Path(path).suffix.lower() not in PICTURES:
+        raise SettingError(f"cannot write a picture as {Path(path).name!r}: end the name with {', '.join(PICTURES)}")
 
 
 def enlarged(picture: Image.Image) -> Image.Image:

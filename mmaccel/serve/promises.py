@@ -16,17 +16,29 @@ from ..errors import MmaccelError, shown
 from .endpoint import Answer, Endpoint, Refused, Request
 from .keys import Key
 
-KEPT, SECONDS = 64, 3600  # answers that are kept, and for how long after their request
+KEPT, SECONDS = 64, 3600  # answers that are kept, and for how long after they are there
 
 
 @dataclass
 class Promise:
-    """A request whose answer is fetched later."""
+    """A request whose answer is fetched later, with the times of the request and, once it is there, of the answer."""
 
     number: str
     request: Request
     future: Future[Answer]
     created: int = field(default_factory=lambda: int(time.time()))
+    ended: int | None = None
+
+    def __post_init__(self) -> None:
+        self.future.add_done_callback(self._end)
+
+    def _end(self, future: Future[Answer]) -> None:
+        self.ended = int(time.time())
+
+    @property
+    def expires(self) -> int | None:
+        """When the answer may be forgotten."""
+        return None if self.ended is None else self.ended + SECONDS
 
     @property
     def status(self) -> str:
@@ -71,7 +83,7 @@ class Promises:
     def _forget(self) -> None:
         done = [promise for promise in self.kept.values() if promise.future.done()]
         for place, promise in enumerate(done):
-            if len(done) - place >= KEPT or time.time() - promise.created > SECONDS:
+            if len(done) - place >= KEPT or (promise.expires is not None and time.time() > promise.expires):
                 del self.kept[promise.number]
 
     def _json(self, promise: Promise) -> dict[str, Any]:
@@ -81,7 +93,7 @@ class Promises:
             "id": promise.number,
             "object": self.endpoint.later,
             "created_at": promise.created,
-            "expires_at": promise.created + SECONDS,
+            "expires_at": promise.expires,
             "model": self.endpoint.name,
             "status": status,
             "progress": 100 if status == "completed" else promise.request.progress,

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from ..errors import MmaccelError
-from .endpoint import Endpoint, Refused, status_of, told
+from .endpoint import Endpoint, Refused, message_of, status_of, told
 from .keys import Key, offers
 from .metrics import Metrics
 
@@ -124,9 +124,9 @@ class Sockets:
                 await line.socket.close(FAILED if is_ours else UNWANTED, str(error)[:100])
             else:
                 await _deny(line.socket, error)
-        except Exception:
+        except Exception as error:
             log.exception("a stream failed")
-            await line.socket.close(FAILED, "the server failed: its log says why")
+            await line.socket.close(FAILED, message_of(error))
 
     def _counted(self, more: int) -> None:
         self.count += more

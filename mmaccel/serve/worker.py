@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,17 +136,25 @@ class Worker:
             return taken
 
     def _run(self, jobs: list[Job]) -> None:
+        error = self._answer(jobs)
+        if error is not None and len(jobs) > 1 and not isinstance(error, Left):
+            for job in jobs:  # one of them is at fault, the others are not
+                self._run([job])
+        elif error is not None:
+            for job in jobs:
+                job.future.set_exception(error)
+
+    def _answer(self, jobs: list[Job]) -> Exception | None:
+        """Answer requests; what went wrong instead, without the tensors that a failed run held."""
         try:
             with self.metrics.batch(sum(job.request.size for job in jobs), self.endpoint.target):
                 answers = self.endpoint.answer([job.request for job in jobs])
             for job, answer in zip(jobs, answers, strict=True):
                 job.future.set_result(answer)
         except Exception as error:
-            if len(jobs) > 1 and not isinstance(error, Left):  # one of them is at fault, the others are not
-                for job in jobs:
-                    self._run([job])
-                return
-            if not isinstance(error, Left):
+            if len(jobs) == 1 and not isinstance(error, Left):
                 log.exception("a request failed")
-            for job in jobs:
-                job.future.set_exception(error)
+            traceback.clear_frames(error.__traceback__)
+            error.__cause__ = error.__context__ = None  # whose frames would stay as well
+            return error
+        return None

@@ -5,18 +5,20 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from ..errors import UnsupportedTargetError, WeightsError
 
 # How diffusers, which raises nothing of its own here, begins to say that a file is damaged or foreign.
 _DAMAGED, _FOREIGN = "Unable to load weights", "Cannot load"
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # by their names in safetensors
 
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -78,3 +80,35 @@ def load_pretrained(cls: Any, source: str | Path, dtype: torch.dtype | None = No
             f" or of another shape, such as {wrong[0]}"
         )
     return model.eval()
+
+
+def load_pipeline(source: str, dtype: torch.dtype | None = None) -> Any:
+    """A diffusers pipeline from a hub id or a folder, all of it in one precision, by default that of its denoiser.
+
+    Without a name for it, diffusers loads its own parts in float32 and transformers' parts as they are stored, and
+    most pipelines cannot run in two precisions.
+    """
+    from diffusers import DiffusionPipeline
+
+    safe = {"use_safetensors": True, "trust_remote_code": False}
+    with no_foreign_code(source):
+        if dtype is None:
+            folder = source if Path(source).is_dir() else DiffusionPipeline.download(source, **safe)
+            dtype = stored_dtype(Path(folder))
+        return DiffusionPipeline.from_pretrained(source, torch_dtype=dtype, **safe)
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The dtype of most tensors of the denoiser in a pipeline's folder; float32 where it is not to be seen."""
+    found = [
+        file
+        for part in ("transformer", "unet", "prior")
+        for file in sorted((folder / part).glob("diffusion_pytorch_model[.-]*safetensors"))
+        if "." not in file.stem  # behind which a variant has its name
+    ]
+    stored: Counter[str] = Counter()
+    with suppress(SafetensorError):  # whoever loads a damaged file says so
+        for file in found[:1]:
+            with safe_open(file, "pt") as weights:
+                stored.update(weights.get_slice(name).get_dtype() for name in weights.offset_keys())
+    return _DTYPES[max(_DTYPES, key=lambda name: stored[name])]

@@ -96,6 +96,9 @@ class Turns:
         return told
 
     def _of(self, event: Event, time: float) -> list[dict[str, Any]]:
+        if isinstance(event, Final):
+            return self._final(event, time)
+        self._paused = isinstance(event, Endpoint)  # a final of this pause is the next event; a noise has none
         if isinstance(event, Partial):
             return self._spoken("Update", event.stable + event.unstable, time)
         if isinstance(event, Eager | Resumed) and not self.is_eager:
@@ -104,10 +107,7 @@ class Turns:
             return self._spoken("EagerEndOfTurn", event.text, time)
         if isinstance(event, Resumed):
             return [self._turn("TurnResumed", " ".join(self._texts), time)]
-        if isinstance(event, Endpoint):
-            self._paused = True
-            return []
-        return self._final(event, time)
+        return []
 
     def _final(self, final: Final, time: float) -> list[dict[str, Any]]:
         self._texts += [final.text] if final.text else []

@@ -20,9 +20,10 @@ from mmaccel.demos.app.runs import Run, Runs, Stopped, readable
 from mmaccel.demos.app.tabs import image_tab, video_tab
 from mmaccel.demos.app.tabs.code import image_code, video_code
 from mmaccel.demos.app.tabs.image_run import draw
-from mmaccel.demos.app.tabs.passes import Passes, language_model
+from mmaccel.demos.app.tabs.passes import Passes
 from mmaccel.demos.app.tabs.video_run import shoot
 from mmaccel.errors import MissingExtraError, PromptError, SettingError, UnknownNameError, UnsupportedTargetError
+from mmaccel.image.generation import language_model
 from mmaccel.session import accelerate
 
 LIMITS = Limits()

@@ -264,7 +264,7 @@ def test_the_code_of_models_from_elsewhere():
     values = ("own/pipe", "image.ZipAR:window=2\nvideo.EasyCache", "5", "9", "32", "48", "2.5")
     for compare in (False, True):
         shown = code.video_code(video_tab.asked(LIMITS, compare, "a", "fast", "7", *values))
-        assert "DiffusionPipeline.from_pretrained('own/pipe')" in shown and "zoo" not in shown
+        assert "generation.load('own/pipe')" in shown and "zoo" not in shown
         assert "from mmaccel import image, video" in shown and "manual_seed(7)" in shown
         assert ("fast.baseline()" in shown) is compare
         for part in ("num_inference_steps=5", "num_frames=9", "height=32", "width=48", "guidance_scale=2.5"):
@@ -390,11 +390,11 @@ def test_a_map_is_shown_only_where_there_is_one(computed, monkeypatch):
     board, _, _, shown, *rest = image_tab._work(frame, results, True, run, *values)
     assert shown["visible"] is (computed is not None) and shown["value"] is computed and "<film>" in board
     told(board, rest)
-    shot = video_run.Shot([], [picture], report, "as good", "cost <c>", computed)
+    shot = video_run.Shot([], [picture], report, "as good", "cost <c>", computed, 24)
     monkeypatch.setattr(video_tab, "shoot", lambda models, run, request: shot)
-    monkeypatch.setattr(video_tab, "playable", lambda place, frames: (place, frames))
+    monkeypatch.setattr(video_tab, "playable", lambda place, frames, rate: (place, frames, rate))
     board, clip, shown, *rest = video_tab._work(frame, results, player, True, run, *values, "", "")
-    assert clip["visible"] and clip["value"] == (player, [picture]), "enlarged, and both in one"
+    assert clip["visible"] and clip["value"] == (player, [picture], 24), "enlarged, and both in one"
     assert shown["visible"] is (computed is not None) and shown["value"] is computed
     told(board, rest)
     assert "draw" in run.stages

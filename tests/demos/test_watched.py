@@ -9,12 +9,13 @@ from PIL import Image
 
 from mmaccel.demos.app import Models
 from mmaccel.demos.app.limits import Limits
+from mmaccel.demos.app.models import Shared
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.tabs import image_run, image_tab, passes, question_run, video_run, video_tab
-from mmaccel.demos.app.tabs.passes import Passes, language_model
+from mmaccel.demos.app.tabs.passes import Passes
 from mmaccel.errors import PromptError
 from mmaccel.image.decoding.layout import Layout
-from mmaccel.image.generation import Painted
+from mmaccel.image.generation import Painted, language_model
 from mmaccel.report import Report
 from mmaccel.video.generation import Filmed
 
@@ -184,9 +185,10 @@ def test_progress_of_a_clip_is_told_after_every_step(models):
     shares = []
     run.tell = lambda done, total: shares.append((done, total))
     shot = video_run.shoot(models, run, made)
-    assert shares == [(1, 3), (2, 3), (3, 3)] * 2, "plainly and accelerated"
+    steps = [(1, 3), (2, 3), (3, 3)]
+    assert shares == [(1, 2), (2, 2), *steps, *steps], "a short run, plainly and accelerated"
     assert 0 < shot.report.baseline_seconds <= run.stages["plain"] and "dB PSNR" in shot.quality and shot.cost
-    assert list(run.stages) == ["wait", "load", "plain", "accelerated", "draw", "measure"]
+    assert list(run.stages) == ["wait", "load", "warm up", "plain", "accelerated", "draw", "measure"]
     assert shot.shown[0].width > 2 * shot.frames[0].width, "both in one clip"
 
 
@@ -217,6 +219,7 @@ def test_only_pipelines_that_take_a_callback_get_one(monkeypatch):
     video_run._film(run, Base(), request)
     step = seen[-1]["callback_on_step_end"]
     assert step(types.SimpleNamespace(num_timesteps=4), 0, 0, values) is values, "the pipeline goes on with them"
+    assert step(types.SimpleNamespace(), 0, 0, values) is values, "also where it does not say how many there are"
     run.stop()
     with pytest.raises(Stopped):
         step(types.SimpleNamespace(num_timesteps=4), 1, 0, values)
@@ -256,11 +259,10 @@ def test_answers_that_differ_are_counted_in_words():
 
 def test_a_warm_model_is_not_warmed_again():
     calls = []
-    model = types.SimpleNamespace(generate=lambda **given: calls.append(given))
-    shared, run = types.SimpleNamespace(loaded=(model, None), memory={}), Run()
+    shared, run = Shared(), Run()
     for _ in range(2):
-        question_run._warm(run, shared, {"input_ids": 1})
-    assert calls == [{"input_ids": 1, "max_new_tokens": 1, "do_sample": False}] and "warm up" in run.stages
+        shared.warm(run, lambda: calls.append(1))
+    assert calls == [1] and "warm up" in run.stages
 
 
 def test_an_answer_is_greedy_and_without_the_question():

@@ -15,6 +15,7 @@ from PIL import Image
 import mmaccel
 from mmaccel.bench.benchmark import in_one
 from mmaccel.comparison import results
+from mmaccel.files import clips
 from mmaccel.report import Report
 
 PICTURE = Image.new("RGB", (64, 64))
@@ -69,9 +70,9 @@ class Target(str):
 class Plain:
     """A session of nothing."""
 
-    def __init__(self):
+    def __init__(self, methods=()):
         self.report = Report(methods=["fast"], exact=False)
-        self.plan = SimpleNamespace(methods=())
+        self.plan = SimpleNamespace(methods=[part for one in methods for part in getattr(one, "methods", [one])])
 
     def __enter__(self):
         return self
@@ -90,7 +91,7 @@ def stand_in(monkeypatch):
 
     def accelerate(target, *methods, preset=None):
         seen.note(methods=methods, preset=preset)
-        return Plain()
+        return Plain(methods)
 
     def compare(target, *methods, preset=None, **inputs):
         seen.note(methods=methods, preset=preset, **inputs)
@@ -139,7 +140,14 @@ def _video(seen, monkeypatch):
         seen.note(prompt=prompt, **dataclasses.asdict(settings), **more)
         return SimpleNamespace(frames=[PICTURE] * 2, seconds=1.0)
 
+    save = clips.save
+
+    def saved(clip, path, rate):
+        seen.note(rate=rate)
+        save(clip, path, rate)
+
     pipe = SimpleNamespace(set_progress_bar_config=lambda **_: None)
+    seen.put(monkeypatch, "mmaccel.files.clips", save=saved)
     seen.put(monkeypatch, "mmaccel.video.generation", load=_load(seen, pipe), film=film)
     trace = SimpleNamespace(save=lambda path: PICTURE.save(path))
     seen.put(monkeypatch, "mmaccel.video.trace", trace_of=lambda _: trace, check_traced=lambda *_: None)

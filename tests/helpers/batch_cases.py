@@ -44,7 +44,7 @@ for option in ("--method", "--plan"):
 READING["--preset"] = (["--preset", "fast"], {"methods": [], "preset": "fast"})
 BATCHES = {
     "batch image": many(IMAGE, ".webp", seed=3, count=2, guidance=2.5, temperature=1.5, top_k=11, top_p=0.9),
-    "batch video": many(VIDEO, ".gif", seed=3, steps=7, frames=5, height=48, width=40, guidance=2.5),
+    "batch video": many(VIDEO, ".gif", seed=3, steps=7, frames=5, height=48, width=40, guidance=2.5, rate=24.0),
     "batch vlm": many(VLM, ".txt", question="why?", frames=5, fps=2.0, max_new_tokens=9),
     "batch document": READING,
     "batch canvas": many(CANVAS, ".txt", question="why?", gen_length=64, threshold=0.8),

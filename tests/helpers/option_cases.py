@@ -180,6 +180,7 @@ CASES = {
         "--seed": (["--seed", "3"], {"seed": 3}),
         **SIZES,
         "--guidance": (["--guidance", "2.5"], {"guidance": 2.5}),
+        "--rate": (["--rate", "24"], {"rate": 24.0}),
         **model("other"),
     },
     "run vlm": {

@@ -9,6 +9,7 @@ from PIL import Image
 from transformers import BatchFeature
 
 import mmaccel
+from mmaccel import zoo
 from mmaccel.cli import main as cli
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, examples, generation, pictures
@@ -102,7 +103,7 @@ def compared(monkeypatch, tmp_path, capsys):
 
     def decode(*_):
         time.sleep(0.2)
-        return [Image.new("RGB", (64, 64), "red" if len(painted) == 0 else "blue")]
+        return [Image.new("RGB", (64, 64), "red" if len(painted) == 1 else "blue")]
 
     monkeypatch.setattr(generation, "load", lambda *_: painter)
     monkeypatch.setattr(generation, "tqdm", Bar)
@@ -117,10 +118,10 @@ def compared(monkeypatch, tmp_path, capsys):
 
 def test_the_speed_up_of_a_run_is_that_of_the_tokens(compared):
     """Decoding of pictures is in neither of the two times, and the labels are those of the runs."""
-    plain, fast = (f"{run.token_seconds:.2f} s" for run in compared.runs)
+    _, plain, fast = (f"{run.token_seconds:.2f} s" for run in compared.runs)
     assert f"against {plain}, both measured" in compared.printed
     assert compared.labels == [f"plain: {plain}", f"image.ZipAR(window=2): {fast}"]
-    assert [bar.label for bar in Bar.made] == ["plain", "fast"]
+    assert [bar.label for bar in Bar.made] == ["warm up", "plain", "fast"]
     assert compared.printed.splitlines()[-1].startswith("wrote "), "a lossy method promises no equal pictures"
 
 
@@ -259,6 +260,8 @@ def test_a_zoo_model_saved_elsewhere_has_its_own_words(monkeypatch, tmp_path):
 def test_a_model_of_clips_draws_no_pictures():
     with pytest.raises(UnsupportedTargetError, match="tiny-wan draws no pictures: use `mmaccel run video`"):
         generation.load("tiny-wan")
+    with pytest.raises(UnsupportedTargetError, match="`mmaccel run video PROMPT -o picture.png --model /"):
+        generation.load(str(zoo.path("tiny-wan")))
 
 
 def test_passes_of_emu3_are_counted_too(monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmaccel import zoo
 from mmaccel.bench import index as bench_index
 from mmaccel.cli import arguments, bench, command, demo, env, listing, model_arguments, tune
 from mmaccel.cli import compare as compare_command
@@ -16,12 +17,14 @@ from mmaccel.cli import main as cli
 from mmaccel.cli import plan as plan_command
 from mmaccel.cli import run as run_command
 from mmaccel.comparison import results
-from mmaccel.errors import SettingError, UnknownNameError
+from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.files import kept_choices
 from mmaccel.image import ZipAR
 from mmaccel.modality import modalities
 from mmaccel.report import Report
+from mmaccel.speech import examples as speech_examples
 from mmaccel.video import EasyCache
+from mmaccel.vlm import examples
 
 
 def parsed(*words):
@@ -70,6 +73,17 @@ def test_exit_codes(error, code, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")  # left from a launcher that has ended: no other process tells the error
     assert cli.main(["env"]) == code
     assert capsys.readouterr().err == ("mmaccel: a b\n" if code == 2 else "")
+
+
+def test_too_little_memory_of_a_gpu_is_said_in_a_line(monkeypatch, capsys):
+    def work(_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has\nless. See more")
+
+    monkeypatch.setattr("mmaccel.cli.env.run_env", work)
+    assert cli.main(["env"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mmaccel: there is not enough memory") and "--dtype bfloat16" in said
+    assert said.endswith("(CUDA out of memory. Tried to allocate 2.00 GiB.)\n")
 
 
 def test_errors_of_the_parser_name_the_option_first(capsys):
@@ -131,6 +145,30 @@ def own(monkeypatch):
     monkeypatch.setattr(model_arguments, "modalities", lambda: both)
     monkeypatch.setattr(model_arguments, "get_modality", lambda kind: both[kind == "two"])
     return asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    (
+        ("shipped", "LlavaOnevisionForConditionalGeneration"),
+        ("pipeline", "WanPipeline"),
+        ("speech", "MoonshineForConditionalGeneration"),
+    ),
+)
+def test_a_folder_is_opened_by_the_kind_of_model_that_is_in_it(tmp_path, kind, made):
+    if kind == "speech":
+        speech_examples.moonshine()[0].save_pretrained(tmp_path)
+        speech_examples.moonshine_processor().save_pretrained(tmp_path)
+    folders = {"shipped": zoo.path("tiny-onevision"), "pipeline": zoo.path("tiny-wan"), "speech": tmp_path}
+    words = argparse.Namespace(model=str(folders[kind]), device="cpu", dtype=None)
+    assert type(model_arguments.target_of(words)).__name__ == made
+
+
+def test_a_model_of_no_kind_is_refused_in_one_sentence(tmp_path):
+    examples.llama()[0].save_pretrained(tmp_path)
+    words = argparse.Namespace(model=str(tmp_path), device="cpu", dtype=None)
+    with pytest.raises(UnsupportedTargetError, match="is no model of image, video, vlm, .*mmaccel.plan"):
+        model_arguments.target_of(words)
 
 
 def test_models_are_opened_by_who_knows_them_on_the_device_that_was_named(own):

@@ -234,6 +234,9 @@ def test_the_command_reads_a_page(tmp_path, capsys):
     assert cli.main(["run", "document", str(picture), "--regions", str(regions), "-o", str(again), *crops]) == 0
     assert again.read_text() == output.read_text()
     assert "  passes" in capsys.readouterr().out
+    named = ["run", "document", str(picture), "--regions", str(regions), "-o", str(tmp_path / "none.md")]
+    assert cli.main([*named, "--method", "vlm.FusedDraft"]) == 2
+    assert "--regions: vlm.FusedDraft uses none" in capsys.readouterr().err and not (tmp_path / "none.md").exists()
 
 
 @trained

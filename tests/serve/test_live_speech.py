@@ -374,6 +374,17 @@ def test_a_turn_goes_on_behind_a_cut():
     )
 
 
+def test_a_noise_without_words_ends_no_later_turn():
+    told = flux.Turns(is_eager=False)
+    assert told.take([speech.Endpoint(1.0)], 1.5, is_over=False) == []
+    cut = [speech.Partial("a", "", "a"), speech.Final("a b", (), 2.0, 17.0)]
+    assert [one["event"] for one in told.take(cut, 17.0, is_over=False)] == ["StartOfTurn"]
+    paused = [speech.Endpoint(18.0), speech.Final("c", (), 17.0, 18.0)]
+    assert [(one["event"], one["transcript"]) for one in told.take(paused, 18.5, is_over=False)] == [
+        ("EndOfTurn", "a b c")
+    ]
+
+
 @pytest.mark.parametrize(
     ("query", "said"), (("&keyterm=x", "'keyterm' is not used here"), ("&model=flux-general-en", "model="))
 )

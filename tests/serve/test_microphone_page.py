@@ -1,10 +1,13 @@
 """The page that listens: a browser with a microphone that plays a recording."""
 
 import shutil
+import time
 
 import pytest
 from expected_skips import BROWSERS
 from listening import listening
+
+from mmaccel.speech.serving.listening import Listening
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 
@@ -56,3 +59,33 @@ def test_a_double_click_listens_once(page):
     assert asked == 1
     page.get_by_text("unplugged").wait_for()
     assert page.get_by_role("button", name="Listen").is_enabled()
+
+
+# As Firefox does: a microphone goes only into a context of its own rate.
+STRICT = """() => {
+  const own = new AudioContext().sampleRate, connect = AudioContext.prototype.createMediaStreamSource;
+  AudioContext.prototype.createMediaStreamSource = function (stream) {
+    if (this.sampleRate !== own) throw new Error("AudioContexts with different sample-rate");
+    return connect.call(this, stream);
+  };
+  return own;
+}"""
+
+
+def test_the_microphone_keeps_its_rate_and_stop_waits_for_the_last_words(page, monkeypatch):
+    end = Listening.end
+
+    def late(listening):
+        time.sleep(5)
+        return end(listening)
+
+    page.reload()
+    assert page.evaluate(STRICT) != 24_000
+    page.get_by_label("API key").fill("right")
+    page.get_by_role("button", name="Listen").click()
+    page.locator("#now").get_by_text("ever", exact=False).wait_for()
+    monkeypatch.setattr(Listening, "end", late)
+    before = page.locator("#text p").count()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Listen").wait_for()
+    assert page.locator("#text p").count() > before and not page.locator("#error").inner_text()

@@ -6,6 +6,7 @@ import http.client
 import queue
 import threading
 import time
+import weakref
 
 import httpx
 import pytest
@@ -14,6 +15,8 @@ from listening import client, listening
 from mmaccel.errors import PromptError
 from mmaccel.serve.app import Server, ServerLimits
 from mmaccel.serve.endpoint import Endpoint, Fields, Left, Request
+from mmaccel.serve.metrics import Metrics
+from mmaccel.serve.worker import Job, Worker
 
 
 class Slow(Endpoint):
@@ -249,6 +252,42 @@ def test_a_request_that_fails_takes_no_other_with_it(slow):
             thread.join()
     assert [answers[0].status_code for _, answers in threads] == [200, 200, 500, 200]
     assert slow.batches == [["first"], ["good", "fails", "fine"], ["good"], ["fails"], ["fine"]]
+
+
+class Large:
+    """What a run holds on a GPU."""
+
+
+class Holding(Endpoint):
+    """Fails with a cause, while it holds something large; notes what earlier runs hold still."""
+
+    path = "/v1/echo"
+
+    def __init__(self):
+        super().__init__("holding", None, None)
+        self.large, self.alive = [], []
+
+    def parse(self, body):
+        return Request()
+
+    def answer(self, requests):
+        self.alive.append([one() for one in self.large if one() is not None])
+        large = Large()
+        self.large.append(weakref.ref(large))
+        try:
+            raise RuntimeError("out of memory")
+        except RuntimeError as error:
+            raise PromptError("too long") from error
+
+
+def test_what_a_failed_run_held_is_free_before_the_next_one_and_while_its_error_is_kept():
+    endpoint = Holding()
+    worker = Worker(endpoint, Metrics())
+    jobs = [Job(Request(), time.monotonic() + 60) for _ in range(2)]
+    worker._run(jobs)
+    worker.close()
+    assert [str(job.future.exception()) for job in jobs] == ["too long"] * 2
+    assert endpoint.alive == [[], [], []] and [one() for one in endpoint.large] == [None] * 3
 
 
 def test_half_of_a_character_is_refused(served, slow):

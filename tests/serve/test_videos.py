@@ -1,6 +1,7 @@
 """Clips over HTTP, by OpenAI's own client: a promise, its status, and the file."""
 
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import httpx
@@ -11,7 +12,8 @@ from PIL import Image
 
 import mmaccel
 from mmaccel.modality import get_modality
-from mmaccel.serve.endpoint import Left
+from mmaccel.serve.endpoint import Left, Request
+from mmaccel.serve.promises import SECONDS, Promises
 from mmaccel.video.generation import VideoSettings, film
 from mmaccel.video.serving import ENDPOINT
 
@@ -127,6 +129,20 @@ def test_a_size_that_nobody_knows_is_told_when_the_clip_is_there():
     assert served.described(request) == {"prompt": PROMPT, "seconds": "1", "size": "48x32"}
 
 
+def test_seconds_are_those_of_the_model(tmp_path):
+    pytest.importorskip("av", reason="needs the package av")
+    from mmaccel.vlm.input.read_video import read_video
+
+    pipe = type("WanPipeline", (Sizeless,), {})()  # by its name one of 16 frames a second
+    served = ENDPOINT("wan", pipe, pipe)
+    assert served.parse({"prompt": PROMPT, "seconds": "4"}).settings.frames == 65
+    request = served.parse({"prompt": PROMPT})
+    (tmp_path / "a.mp4").write_bytes(served.answer([request])[0])
+    assert served.described(request)["seconds"] == "0.5"
+    times = read_video(tmp_path / "a.mp4", frames=9).times
+    assert float(times[-1]) == pytest.approx(0.5, abs=0.01) and len(times) == 9
+
+
 def test_a_server_that_ends_gives_up_a_clip_that_nobody_can_fetch(endpoint):
     with listening(endpoint) as (server, address):
         made = client(address).videos.create(prompt=PROMPT, extra_body={"steps": 1000})
@@ -148,6 +164,21 @@ def test_promises_need_the_key_and_old_ones_are_forgotten(served, monkeypatch):
     monkeypatch.setattr("mmaccel.serve.promises.SECONDS", -1)
     server.promises._forget()
     assert not kept
+
+
+def test_an_answer_is_kept_from_when_it_is_there():
+    endpoint = SimpleNamespace(name="slow", later="video", path="/v1/videos", described=lambda _: {})
+    promises, slow = Promises(endpoint, None), Future()
+    told = promises.add(Request(), slow)
+    (promise,) = promises.kept.values()
+    promise.created -= 2 * SECONDS
+    assert told["expires_at"] is None
+    slow.set_result(b"a clip")
+    promises.add(Request(), Future())
+    assert promises._json(promises.kept[told["id"]])["expires_at"] >= time.time() + SECONDS - 60
+    promise.ended -= 2 * SECONDS
+    promises.add(Request(), Future())
+    assert told["id"] not in promises.kept
 
 
 def test_only_so_many_are_kept(served, monkeypatch, ask):

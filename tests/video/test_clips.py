@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from diffusers import AudioPipelineOutput, DiffusionPipeline
 from PIL import Image
 
 import mmaccel
@@ -147,7 +148,7 @@ def test_what_is_not_installed_is_said(monkeypatch):
     with pytest.raises(MissingExtraError, match=r"SSIM needs torchmetrics: pip install \"mmaccel\[metrics\]\""):
         quality.ssim(clip(), clip())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"a trace need matplotlib: pip install \"mmaccel\[metrics\]\""):
+    with pytest.raises(MissingExtraError, match=r"drawn by matplotlib: pip install \"mmaccel\[metrics\]\""):
         Trace([1.0]).save("trace.png")
     monkeypatch.setattr(comparing.importlib.util, "find_spec", lambda name: None)
     trial = trial_of(examples.wan_pipeline()[0])
@@ -223,6 +224,18 @@ def test_films_are_made_from_their_seed_with_the_settings_asked_for(seed):
     generation.film(target, "red heart", generation.VideoSettings())
     assert set(asked) == {*sizes, "prompt", "seed", "strength", "output_type"}
     assert generation.VideoSettings(steps=3).arguments() == {"num_inference_steps": 3}
+
+
+def test_a_prompt_is_no_picture_where_a_pipeline_takes_one_first():
+    def target(image=None, prompt=None, **_):
+        return SimpleNamespace(images=clip(1) if image is None and prompt == "heart" else [])
+
+    assert len(generation.film(target, "heart", generation.VideoSettings()).frames) == 1
+
+
+def test_a_pipeline_of_sound_films_nothing():
+    with pytest.raises(UnsupportedTargetError, match="AudioPipelineOutput has no frames: .*compare video"):
+        generation.film(lambda **_: AudioPipelineOutput(audios=[0.0]), "rain", generation.VideoSettings())
 
 
 def test_a_pipeline_of_pictures_films_the_first():
@@ -341,14 +354,13 @@ def test_what_is_loaded_is_a_pipeline_that_can_be_accelerated(monkeypatch):
         given.append((model, more))
         return made
 
-    monkeypatch.setattr(generation.DiffusionPipeline, "from_pretrained", from_pretrained)
-    pipe = generation.load("someone/model", dtype=torch.bfloat16)
-    assert pipe is made and {value.dtype for value in pipe.transformer.parameters()} == {torch.bfloat16}
+    monkeypatch.setattr(DiffusionPipeline, "from_pretrained", from_pretrained)
+    assert generation.load("someone/model", dtype=torch.bfloat16) is made
     safe = {"use_safetensors": True, "trust_remote_code": False}
     assert given == [("someone/model", {"torch_dtype": torch.bfloat16, **safe})]
     made.register_modules(transformer=None)
     with pytest.raises(UnsupportedTargetError, match="WanPipeline without a transformer to accelerate"):
-        generation.load("someone/model")
+        generation.load("someone/model", dtype=torch.float32)
     with pytest.raises(UnsupportedTargetError, match="tiny-janus makes no video: use `mmaccel run image`"):
         generation.load("tiny-janus")
 

@@ -1,5 +1,7 @@
 """The commands of video: what reaches the pipeline, and what is written and printed of it."""
 
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -56,7 +58,8 @@ def test_both_runs_are_made_of_the_same_words(filmed):
     words = ["--compare", "--method", "HeterogeneousSteps:budget=0.75", "--seed", "5", *OPTIONS]
     assert filmed.type(*words, "--trace", str(filmed.folder / "trace.png")) == 0
     settings = generation.VideoSettings(seed=5, **SIZES)
-    plain, fast = filmed.runs
+    warm, plain, fast = filmed.runs
+    assert warm == (False, False, "red heart", replace(settings, steps=2), "warm up")
     assert plain == (False, False, "red heart", settings, "plain")
     assert fast == (True, True, "red heart", settings, "fast")
     assert filmed.labels == ["plain: 4.00 s", f"{method}: 1.00 s"]
@@ -72,7 +75,28 @@ def test_the_accelerated_clip_is_written_and_compared_with_the_plain_one(filmed)
     assert {RED, BLUE} <= set(colours[:4])
     kept = f"{quality.psnr(frames(RED), frames(BLUE)):.1f} dB PSNR, {quality.ssim(frames(RED), frames(BLUE)):.3f} SSIM"
     assert f"  quality     {kept} to the plain clip, measured\n" in filmed.printed.out
-    assert "both measured" in filmed.printed.out and filmed.printed.out.splitlines()[-1].startswith("wrote ")
+    assert "against 4.00 s, both measured" in filmed.printed.out, "without the run that only warms up"
+    assert filmed.printed.out.splitlines()[-1].startswith("wrote ")
+
+
+def test_without_torchmetrics_the_distance_is_told_in_decibels(filmed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    assert filmed.type("--compare", "--method", "HeterogeneousSteps") == 0
+    assert "dB PSNR to the plain clip, measured\n" in filmed.printed.out
+
+
+def test_a_trace_that_nothing_can_draw_is_refused_before_the_clip_is_made(filmed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert filmed.type("--method", "HeterogeneousSteps", "--trace", str(filmed.folder / "trace.png")) == 2
+    assert 'pip install "mmaccel[metrics]"' in filmed.printed.err and not filmed.runs
+
+
+@pytest.mark.parametrize(("words", "rate"), (([], 16), (["--rate", "5"], 5)))
+def test_a_clip_has_the_rate_of_its_model_or_that_asked_for(filmed, monkeypatch, words, rate):
+    rates = []
+    monkeypatch.setattr(clips, "save", lambda clip, path, rate: rates.append(rate) or path.touch())
+    assert filmed.type("--compare", "--method", "EasyCache", *words) == 0
+    assert rates == [rate, rate]
 
 
 def test_without_compare_nothing_runs_plainly(filmed):

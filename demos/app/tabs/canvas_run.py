@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmaccel.canvas.command import ONE_BY_ONE
+from mmaccel.canvas.command import ONE_BY_ONE, WARM
 from mmaccel.canvas.commits import Commits
 from mmaccel.canvas.generation import inputs_of
 from mmaccel.comparison.difference import alike
@@ -17,11 +17,9 @@ from mmaccel.report import Report
 from mmaccel.session import accelerate
 
 from ..looks.race import ACCELERATED, PLAIN
-from ..models import Models, Shared
+from ..models import Models
 from ..runs import Run
 from .choice import Choice
-
-WARM = 8  # tokens
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def fill(models: Models, run: Run, request: CanvasRequest, picture: Image.Image)
         with accelerate(pipe, *request.choice.methods, preset=request.choice.preset) as session:
             plain = None
             if request.compare:
-                _warm_up(run, shared, inputs)
+                shared.warm(run, lambda: pipe(**inputs, gen_length=WARM))
                 with run.stage(PLAIN), session.baseline() as target:
                     plain, session.report.baseline_seconds, _ = _fill(run, target, inputs, request)
             with run.stage(ACCELERATED):
@@ -112,15 +110,6 @@ def _fill(run: Run, target: Any, inputs: Any, request: CanvasRequest) -> tuple[s
     commits, began = _Watched(run, request.gen_length), time.perf_counter()
     made = target(**inputs, gen_length=request.gen_length, threshold=request.threshold, callback_on_step_end=commits)
     return made.texts[0].strip(), time.perf_counter() - began, commits
-
-
-def _warm_up(run: Run, shared: Shared, inputs: Any) -> None:
-    """The first call of a pipeline in a process is slow: without this, the plain run would look worse than it is."""
-    pipe, _ = shared.loaded
-    if not shared.memory.setdefault("warm", {}):
-        with run.stage("warm up"):
-            pipe(**inputs, gen_length=WARM)
-        shared.memory["warm"]["done"] = True
 
 
 def _cost(plain: str, text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mmaccel import zoo
+from mmaccel.video.families.rates import USUAL
 
 from .canvas_run import CanvasRequest
 from .choice import Choice
@@ -14,7 +15,6 @@ from .speech_run import PUSH, SpeechRequest
 from .video_run import VideoRequest
 
 SPOKEN = "talk.wav"  # in place of what was spoken into a microphone
-MILLISECONDS = 125  # of a frame
 
 
 def image_code(request: ImageRequest) -> str:
@@ -61,12 +61,12 @@ def _painter_code(request: ImageRequest) -> str:
     )
 
 
-def video_code(request: VideoRequest) -> str:
+def video_code(request: VideoRequest, rate: float = USUAL) -> str:
     """Python that films the same clip; another one only where a method picks its steps from times."""
     model = request.choice.model
     own = model in zoo.names()
-    load = f"zoo.load({model!r})" if own else f"DiffusionPipeline.from_pretrained({model!r})"
-    call = f"{request.prompt!r}{_more(request.settings.arguments())}"
+    load = f"zoo.load({model!r})" if own else f"generation.load({model!r})"
+    call = f"prompt={request.prompt!r}{_more(request.settings.arguments())}"
     generator = f"generator=torch.Generator().manual_seed({request.settings.seed})"
     plain = [
         "    with fast.baseline() as plain:  # measures the plain pipeline",
@@ -74,14 +74,14 @@ def video_code(request: VideoRequest) -> str:
     ]
     return _joined(
         *_imports(request.choice, "import torch", parts=["zoo"] if own else []),
-        *([] if own else ["from diffusers import DiffusionPipeline"]),
+        *([] if own else ["from mmaccel.video import generation"]),
         "",
         f"pipe = {load}",
         f"with mmaccel.accelerate(pipe, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
         f'    frames = fast({call}, {generator}, output_type="pil").frames[0]',
         "    print(fast.report)",
-        f'frames[0].save("clip.webp", save_all=True, append_images=frames[1:], duration={MILLISECONDS}, loop=0)',
+        f'frames[0].save("clip.webp", save_all=True, append_images=frames[1:], duration={1000 / rate:g}, loop=0)',
     )
 
 

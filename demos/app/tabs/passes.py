@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,9 @@ import torch
 from PIL import Image
 
 from mmaccel.image.decoding.layout import Layout
+from mmaccel.image.generation import language_model
 
+from ...pages.figures import drawn, figure
 from ..runs import Run
 
 
@@ -99,30 +100,16 @@ class Passes:
         found = self.maps(layout)
         if found is None:
             return None
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        made, both = figure(2, 8, 3.6)
         titles = (f"settled by pass, of {len(self.passes)}", "times computed")
-        for axes, values, title in zip(figure.subplots(1, 2), found, titles, strict=True):
-            drawn = axes.imshow(values, cmap="viridis" if title == titles[0] else "magma", vmin=0)
+        for axes, values, title in zip(both, found, titles, strict=True):
+            colours = axes.imshow(values, cmap="viridis" if title == titles[0] else "magma", vmin=0)
             axes.set(xticks=[], yticks=[])
             axes.set_title(title, fontsize=11)
-            figure.colorbar(drawn, ax=axes, shrink=0.85)
-        return drawing(figure)
+            made.colorbar(colours, ax=axes, shrink=0.85)
+        return drawn(made)
 
 
 def _rows(layout: Layout) -> list[slice]:
     lines = [line for line in layout.lines if line.length == layout.columns]
     return [slice(line.start, line.start + line.length) for line in lines]
-
-
-def language_model(model: Any) -> Any:
-    """The part of an image model that every pass goes through."""
-    return getattr(model.model, "language_model", None) or model.model.text_model
-
-
-def drawing(figure: Any) -> Image.Image:
-    """A matplotlib figure as a picture."""
-    file = BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return Image.open(file).convert("RGB")

@@ -17,7 +17,7 @@ from mmaccel.session import accelerate
 from mmaccel.vlm.input.processed import processed
 
 from ..looks.race import ACCELERATED, PLAIN
-from ..models import Models, Shared
+from ..models import Models
 from ..runs import Run
 from .choice import Choice
 
@@ -83,7 +83,7 @@ def answer(models: Models, run: Run, request: QuestionRequest, video: vlm.VideoF
         with accelerate(model, *request.choice.methods, preset=request.choice.preset) as session:
             plain = None
             if request.compare:
-                _warm(run, shared, inputs)
+                shared.warm(run, lambda: model.generate(**inputs, max_new_tokens=1, do_sample=False))
                 with run.stage(PLAIN), session.baseline() as target:
                     plain, seconds = _generate(run, target, processor, inputs, request)
                 session.report.baseline_seconds = seconds
@@ -128,16 +128,6 @@ def _generate(run: Run, target: Any, processor: Any, inputs: Any, request: Quest
     )
     seconds = time.perf_counter() - began
     return processor.batch_decode(tokens[:, length:], skip_special_tokens=True)[0].strip(), seconds
-
-
-def _warm(run: Run, shared: Shared, inputs: Any) -> None:
-    """The first call of a model in a process is slow: without this, the plain run would look worse than it is."""
-    model, _ = shared.loaded
-    if shared.memory.setdefault("warm", {}):
-        return
-    with run.stage("warm up"):
-        model.generate(**inputs, max_new_tokens=1, do_sample=False)
-    shared.memory["warm"]["done"] = True
 
 
 def _kept(session: Any, video: vlm.VideoFrames) -> Image.Image | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +14,8 @@ from mmaccel.files import clips
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate
 from mmaccel.video import quality
-from mmaccel.video.generation import Filmed, VideoSettings, film, on_step_end
+from mmaccel.video.families.rates import USUAL, rate_of
+from mmaccel.video.generation import Filmed, VideoSettings, briefly, film, on_step_end
 from mmaccel.video.trace import trace_of
 
 from ..looks.race import ACCELERATED, PLAIN
@@ -55,6 +56,8 @@ class Shot:
         What the speed costs in quality, in plain words; empty without a plain clip.
     computed
         Which step computed which tokens; None where a method keeps no trace.
+    rate
+        Frames a second.
     """
 
     frames: list[Image.Image]
@@ -63,6 +66,7 @@ class Shot:
     quality: str
     cost: str
     computed: Image.Image | None
+    rate: float = USUAL
 
 
 def shoot(models: Models, run: Run, request: VideoRequest) -> Shot:
@@ -72,6 +76,8 @@ def shoot(models: Models, run: Run, request: VideoRequest) -> Shot:
     with models.borrow("video", request.choice.model, run) as shared:
         pipe = shared.loaded
         pipe.set_progress_bar_config(disable=True)
+        if request.compare:
+            shared.warm(run, lambda: _film(run, pipe, replace(request, settings=briefly(request.settings))))
         with accelerate(pipe, *request.choice.methods, preset=request.choice.preset) as session:
             plain = None
             if request.compare:
@@ -86,7 +92,7 @@ def shoot(models: Models, run: Run, request: VideoRequest) -> Shot:
             quality, cost = _quality(plain, filmed)
         with run.stage("draw"):
             shown = _side_by_side(plain, filmed)
-        return Shot(filmed.frames, shown, session.report, quality, cost, computed)
+        return Shot(filmed.frames, shown, session.report, quality, cost, computed, rate_of(pipe))
 
 
 def _film(run: Run, target: Any, request: VideoRequest) -> Filmed:
@@ -94,7 +100,7 @@ def _film(run: Run, target: Any, request: VideoRequest) -> Filmed:
     pipe = target.target if isinstance(target, Session) else target
 
     def step(pipe: Any, number: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
-        run.tell(number + 1, pipe.num_timesteps)
+        run.tell(number + 1, getattr(pipe, "num_timesteps", 0))
         return values
 
     return film(target, request.prompt, request.settings, **on_step_end(pipe, step))
@@ -115,8 +121,8 @@ def _quality(plain: Filmed | None, filmed: Filmed) -> tuple[str, str]:
     """The difference to the plain clip: for the report, and in plain words."""
     if plain is None:
         return "", ""
-    psnr, ssim = quality.psnr(plain.frames, filmed.frames), quality.ssim(plain.frames, filmed.frames)
-    return f"  quality     {psnr:.1f} dB PSNR, {ssim:.3f} SSIM to the plain clip, measured", _cost(psnr)
+    told = quality.distance(plain.frames, filmed.frames)
+    return f"  quality     {told} to the plain clip, measured", _cost(quality.psnr(plain.frames, filmed.frames))
 
 
 def _cost(psnr: float) -> str:

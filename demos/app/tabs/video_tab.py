@@ -69,8 +69,8 @@ def _work(frame: Frame, results: panels.Results, clip: gr.Video, compare: bool, 
     request = asked(frame.limits, compare, *values)
     shot = shoot(frame.models, run, request)
     with run.stage("draw"):
-        file = playable(clip, shot.shown)
-    told = results.values(run, request.choice.seed, shot.report, video_code(request), shot.quality)
+        file = playable(clip, shot.shown, shot.rate)
+    told = results.values(run, request.choice.seed, shot.report, video_code(request, shot.rate), shot.quality)
     computed = gr.update(value=shot.computed, visible=shot.computed is not None)
     return [panels.verdict(shot.report, shot.cost), gr.update(value=file, visible=True), computed, *told]
 
@@ -102,9 +102,9 @@ def asked(
     return VideoRequest(limits.prompt(prompt), choice, settings, compare)
 
 
-def playable(player: gr.Video, frames: list[Image.Image]) -> str | None:
+def playable(player: gr.Video, frames: list[Image.Image], rate: float) -> str | None:
     """A clip as a file in the player's own cache, from where it is deleted by age."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
-        clips.save(frames, path)
+        clips.save(frames, path, rate)
         return player.move_resource_to_block_cache(path)

@@ -1,0 +1,50 @@
+"""Pipelines from a folder: their precision, and parts that a family keeps in float32."""
+
+import pytest
+import torch
+from diffusers import WanPipeline
+from safetensors.torch import save_file
+
+from mmaccel import zoo
+from mmaccel.video import generation
+from mmaccel.zoo.weights import stored_dtype
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """tiny-wan as a pipeline of diffusers' own class, stored in bfloat16."""
+    place = tmp_path_factory.mktemp("stored") / "wan"
+    WanPipeline(**zoo.load("tiny-wan").components).to("cpu", torch.bfloat16).save_pretrained(place)
+    return place
+
+
+def precisions(pipe):
+    return {part.dtype for part in pipe.components.values() if isinstance(part, torch.nn.Module)}
+
+
+def test_a_pipeline_is_loaded_in_the_one_precision_of_its_denoiser(folder):
+    pipe = generation.load(str(folder))
+    assert precisions(pipe) == {torch.bfloat16}
+    settings = generation.VideoSettings(steps=1, frames=5, height=32, width=32)
+    assert len(generation.film(pipe, "red heart stays, gray background", settings).frames) == 5
+    assert precisions(generation.load(str(folder), dtype=torch.float32)) == {torch.float32}
+
+
+def test_what_a_family_keeps_in_float32_stays_in_float32(folder):
+    model = generation.load(str(folder), dtype=torch.bfloat16).transformer
+    kept = [model.scale_shift_table, *model.condition_embedder.time_embedder.parameters()]
+    assert {value.dtype for value in kept} == {torch.float32}
+    assert model.patch_embedding.weight.dtype == torch.bfloat16
+
+
+def test_the_stored_precision_is_that_of_most_tensors(tmp_path):
+    assert stored_dtype(tmp_path) == torch.float32
+    half, full = (torch.zeros(2, dtype=dtype) for dtype in (torch.float16, torch.float32))
+    (tmp_path / "unet").mkdir()
+    save_file({"a": full, "b": full}, tmp_path / "unet" / "diffusion_pytorch_model.fp16.safetensors")
+    assert stored_dtype(tmp_path) == torch.float32, "of a variant that is not loaded"
+    save_file({"a": full, "b": half, "c": half}, tmp_path / "unet" / "diffusion_pytorch_model-00001-of-2.safetensors")
+    assert stored_dtype(tmp_path) == torch.float16
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"damaged")
+    assert stored_dtype(tmp_path) == torch.float32, "whoever loads it says that it is damaged"

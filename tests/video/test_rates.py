@@ -1,0 +1,58 @@
+"""How many frames a second the clips of a pipeline have."""
+
+import inspect
+import re
+import sys
+
+import diffusers
+import pytest
+import torch
+
+from mmaccel import zoo
+from mmaccel.adapter import find_adapter
+from mmaccel.video.comparing import VideoTrial
+from mmaccel.video.examples import wan_pipeline
+from mmaccel.video.families.rates import RATES, USUAL, rate_of
+
+UNTOLD = {"Mochi"}  # its example leaves the rate to the writer of the file
+
+
+def made(name):
+    """A pipeline of a class of diffusers, without its parts."""
+    return object.__new__(getattr(diffusers, name))
+
+
+@pytest.mark.parametrize("beginning", sorted(RATES.keys() - UNTOLD))
+def test_rates_are_those_of_diffusers_own_examples(beginning):
+    names = [name for name in dir(diffusers) if name.startswith(beginning) and name.endswith("Pipeline")]
+    assert names
+    told = {}
+    for name in names:
+        source = inspect.getsource(sys.modules[getattr(diffusers, name).__module__])
+        if rates := re.findall(r"export_to_video\(.*fps=(\d+)", source):
+            told[name] = {int(rate) for rate in rates}
+    assert any(rate_of(made(name)) in rates for name, rates in told.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    (
+        ("WanPipeline", 16),
+        ("WanAnimatePipeline", 30),
+        ("HunyuanVideoFramepackPipeline", 30),
+        ("LTXPipeline", 25),
+        ("CosmosTextToWorldPipeline", 30),
+        ("CogVideoXPipeline", USUAL),
+    ),
+)
+def test_what_a_call_says_comes_before_what_is_known_of_its_class(name, rate):
+    assert rate_of(made(name)) == rate
+
+
+def test_the_shipped_models_keep_their_own():
+    assert rate_of(zoo.load("tiny-wan")) == USUAL
+
+
+def test_pages_play_clips_at_the_rate_of_their_model():
+    trial = VideoTrial(find_adapter(wan_pipeline()[0]), {"num_inference_steps": 2})
+    assert trial.show(torch.zeros(1, 2, 3, 8, 8)).rate == 16
