@@ -10,6 +10,7 @@ from mmaccel.adapter import register_adapter
 
 from ..decoding.cached_encoder import EncoderStream
 from .encoder_decoder import EncoderDecoderAdapter
+from .moonshine import language_of_checkpoint
 
 
 @register_adapter
@@ -29,6 +30,10 @@ class MoonshineStreamingAdapter(EncoderDecoderAdapter):
     def longest(self) -> float:  # type: ignore[override]
         """The decoder has learned places for so many seconds of encoder frames, 82 in the released models."""
         return float(self.target.config.max_position_embeddings * self.frame_seconds)
+
+    @property
+    def only_language(self) -> str:
+        return language_of_checkpoint(self.target)
 
     @property
     def frame_samples(self) -> int:

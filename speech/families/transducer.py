@@ -66,7 +66,7 @@ class StreamingTransducerAdapter(StreamedAdapter):
         self.lookahead = own if lookahead is None else lookahead
         self.language = ""
 
-    def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
+    def instruct(self, language: str | None = None, task: str | None = None, prompt: str = "") -> None:
         known: Mapping[str, int] | None = getattr(self._processor(), "prompt_dictionary", None)
         if known is None:
             super().instruct(language, task, prompt)
