@@ -40,13 +40,8 @@ class MoonshineStreamingAdapter(EncoderDecoderAdapter):
         embedder = self.target.get_encoder().embedder
         return int(embedder.frame_len * embedder.conv1.stride[0] * embedder.conv2.stride[0])
 
-    @property
-    def lookahead(self) -> float:
-        """Seconds behind a frame that the encoder waits for."""
-        return self.begin().lookahead * self.frame_seconds
-
     def begin(self) -> EncoderStream:
-        """A stream of audio: `push(samples)` returns new states `[1, t, D]` that are final, `finish()` the rest."""
+        """A stream of audio: `push(samples)` returns new states `[1, t, D]` that are final, `peek()` the rest."""
         return EncoderStream(self.target.get_encoder())
 
     def _encode(self, samples: torch.Tensor) -> torch.Tensor:
