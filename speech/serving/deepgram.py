@@ -26,9 +26,10 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     reached = 0.0
     while True:
         message = await line.take()
-        samples, kind = message, "" if message else "CloseStream"
         if isinstance(message, str):
             samples, kind = b"", asked(message, "KeepAlive", "Finalize", "CloseStream")
+        else:
+            samples, kind = message, "" if message else "CloseStream"
         if kind == "KeepAlive":
             continue
         events = await (run_in_threadpool(listening.end) if kind else run_in_threadpool(listening.push, samples))
