@@ -1,13 +1,10 @@
 """The page that listens: a browser with a microphone that plays a recording."""
 
 import shutil
-import time
 
 import pytest
 from expected_skips import BROWSERS
 from listening import listening
-
-from mmaccel.speech.serving import realtime
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 
@@ -44,27 +41,6 @@ def test_words_come_while_they_are_spoken_and_a_wrong_key_is_told(page):
     page.get_by_role("button", name="Stop").click()
     assert "tried" in page.locator("#text").inner_text().lower() and not problems
     page.get_by_role("button", name="Listen").wait_for()
-
-
-def test_the_last_words_are_waited_for(page, monkeypatch):
-    """Also where the model needs long for them."""
-    take, answered = realtime.Conversation.take, []
-
-    def slowly(conversation, message):
-        if "input_audio_buffer.commit" in message:
-            time.sleep(5)
-            answered.append(take(conversation, message))
-            return answered[-1]
-        return take(conversation, message)
-
-    monkeypatch.setattr(realtime.Conversation, "take", slowly)
-    page.get_by_label("API key").fill("right")
-    page.get_by_role("button", name="Listen").click()
-    page.locator("#now").get_by_text("ever", exact=False).wait_for()
-    page.get_by_role("button", name="Stop").click()
-    page.get_by_role("button", name="Listen").wait_for()
-    last = answered[0][-1]["transcript"]
-    assert last and page.locator("#text p").last.inner_text() == last
 
 
 def test_a_double_click_listens_once(page):
