@@ -22,20 +22,15 @@ from typing import TYPE_CHECKING
 from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
-    from .audio.audio import Resampler, read_audio, to_samples
+    from .audio.audio import read_audio, to_samples
     from .audio.endpoint import EndpointPolicy, EnergyEndpoint, SileroEndpoint
-    from .audio.growing_audio import GrowingAudio
     from .codec.first_byte_meter import FirstByteMeter
     from .codec.growing_blocks import growing_blocks
     from .codec.streaming_codec_decoder import StreamingCodecDecoder
     from .codec.streaming_speech import StreamingSpeech
-    from .decoding.cached_encoder import EncoderStream
-    from .decoding.cross_cache import CrossCache
     from .decoding.merge_audio_tokens import MergeAudioTokens
-    from .decoding.redecode import Hypothesis, decode
     from .decoding.suffix_draft import SuffixDraft
     from .families.adapter import Word
-    from .families.nemotron import NemotronStream
     from .families.weights import load
     from .policies.align_att import AlignAtt
     from .policies.append_only import AppendOnly
@@ -46,8 +41,6 @@ if TYPE_CHECKING:
         Utterance,
         emission_latency,
         emissions_of,
-        partial_recognition_latency,
-        word_delays,
     )
     from .stream.events import Eager, Endpoint, Event, Final, Partial, Resumed
     from .stream.recognizer import StreamingRecognizer
@@ -64,24 +57,18 @@ __all__ = [
     "AlignAtt",
     "AppendOnly",
     "BackgroundStream",
-    "CrossCache",
     "Eager",
     "Emission",
     "EmissionLatency",
-    "EncoderStream",
     "Endpoint",
     "EndpointPolicy",
     "EnergyEndpoint",
     "Event",
     "Final",
     "FirstByteMeter",
-    "GrowingAudio",
-    "Hypothesis",
     "LocalAgreement",
     "MergeAudioTokens",
-    "NemotronStream",
     "Partial",
-    "Resampler",
     "Resumed",
     "SileroEndpoint",
     "SpeechStream",
@@ -96,12 +83,10 @@ __all__ = [
     "Utterance",
     "Word",
     "cues",
-    "decode",
     "emission_latency",
     "emissions_of",
     "growing_blocks",
     "load",
-    "partial_recognition_latency",
     "read_audio",
     "stream_events",
     "to_json",
@@ -110,6 +95,5 @@ __all__ = [
     "to_vtt",
     "transcribe",
     "transcribe_samples",
-    "word_delays",
     "write_subtitles",
 ]

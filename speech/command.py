@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from mmaccel.cli.arguments import number, positive, whole
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import opened
 from mmaccel.errors import AudioError, SettingError
-from mmaccel.files.output import check_writable, replacing
+from mmaccel.files.output import check_writable
 
 if TYPE_CHECKING:
     from mmaccel.batch.batching import Batching
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .stream.recognizer import StreamingRecognizer
     from .stream.transcribe import Transcript
 
+WAITING = 36_000  # chunks of the microphone that a slow model lets wait, an hour
 # Policies by what `--policy` calls them, with the classes of `mmaccel.speech`.
 POLICIES = {"align-att": "AlignAtt", "append-only": "AppendOnly", "local-agreement": "LocalAgreement"}
 
@@ -57,16 +58,16 @@ class SpeechCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> None:
         """Write down what is said in a file, or on standard input while it is said."""
-        from .stream.subtitles import FORMATS, check_format
+        from .stream.subtitles import check_format
 
         if not (arguments.audio or arguments.live):
             raise SettingError("nothing to write down: give talk.wav, - for standard input, or --live to speak")
-        suffix = check_format(arguments.output) if arguments.output else ""
+        if arguments.output:
+            check_format(arguments.output)
         check_writable(arguments.output)
         made = _listen(arguments) if arguments.live or arguments.audio == "-" else _transcribe(arguments)
         if arguments.output:
-            with replacing(arguments.output) as temporary:
-                temporary.write_text(FORMATS[suffix](list(made.segments), None), encoding="utf-8")
+            made.save(arguments.output)
         print(made.stats, file=sys.stderr)  # standard output is the text alone
         if arguments.output:
             print(f"wrote {arguments.output}", file=sys.stderr)
@@ -122,8 +123,8 @@ def _add_listening(parser: Any) -> None:
     again = "seconds that a final is decoded with, the speech before a breath included, such as 14 (default 0: alone)"
     parser.add_argument("--rejoin", type=seconds, default=0.0, help=again)
     parser.add_argument("--language", help="the language, such as de, for models with several (default: as heard)")
-    task = "translate writes English (multilingual Whisper; default transcribe)"
-    parser.add_argument("--task", choices=["transcribe", "translate"], default="transcribe", help=task)
+    task = "translate writes English (multilingual Whisper; default as the model is set, mostly transcribe)"
+    parser.add_argument("--task", choices=["transcribe", "translate"], help=task)
     parser.add_argument(
         "--prompt", default="", metavar="TEXT", help="names or rare words that may occur (Whisper, Qwen3-ASR, Fun-ASR)"
     )
@@ -157,18 +158,30 @@ def _listen(arguments: argparse.Namespace) -> Transcript:
     """Print words as they become stable; if interrupted, finish with the audio so far."""
     from .stream.live_text import LiveText
     from .stream.transcribe import transcript
+    from .stream.wrappers import BackgroundStream
 
     live, events = LiveText(sys.stdout), list[Any]()
+
+    def take(new: list[Any]) -> None:
+        live.show(new)
+        events.extend(new)
+
     chunks, rate, channels = _heard(arguments)
     with _recognizer(arguments).stream(rate, arguments.update_interval, channels) as stream:
-        with contextlib.suppress(KeyboardInterrupt):
-            for chunk in chunks:
-                new = stream.push(chunk)
-                live.show(new)
-                events += new
-        rest = stream.finish()
-        live.show(rest)
-    return transcript(events + rest, stream.stats)
+        if arguments.audio:
+            _push_all(chunks, lambda chunk: take(stream.push(chunk)))
+            take(stream.finish())
+        else:  # nobody waits to speak until the model has caught up
+            with BackgroundStream(stream, lambda event: take([event]), waiting=WAITING) as heard:
+                _push_all(chunks, heard.push)
+    return transcript(events, stream.stats)
+
+
+def _push_all(chunks: Iterable[Any], push: Callable[[Any], object]) -> None:
+    """Hand over chunks until they end or Ctrl+C is pressed."""
+    with contextlib.suppress(KeyboardInterrupt):
+        for chunk in chunks:
+            push(chunk)
 
 
 def _heard(arguments: argparse.Namespace) -> tuple[Iterable[Any], int, int | None]:

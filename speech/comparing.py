@@ -19,7 +19,7 @@ from mmaccel.packed_linear import has_twin
 from mmaccel.report import Report
 from mmaccel.session import Session
 
-from .audio.audio import SAMPLE_RATE, read_audio, to_samples
+from .audio.audio import RATE, read_audio, to_samples
 from .audio.endpoint import FRAME, EndpointPolicy, decibels, find_endpoint
 from .audio.recordings import word_errors
 from .families.adapter import SpeechAdapter
@@ -41,7 +41,7 @@ CHANGED = Metric(
 SAME = Metric(
     "same", "same text", "share of recordings whose text equals that of the plain model, letter for letter", ".0%"
 )
-SHORTEST = SAMPLE_RATE // 10  # samples of a recording
+SHORTEST = RATE // 10  # samples of a recording
 SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "tokens", "wall_seconds")
 
 
@@ -122,12 +122,12 @@ class RecognizerTrial(BaseTrial):
 
     def _prepared(self, samples: torch.Tensor) -> dict[str, Any]:
         """Arguments of `generate` for samples `[n]`; greedy and no longer than speech can be, unless asked for."""
-        seconds, longest = len(samples) / SAMPLE_RATE, self.recogniser.longest
+        seconds, longest = len(samples) / RATE, self.recogniser.longest
         if longest is not None and seconds > longest:
             raise AudioError(f"{seconds:.1f} s in one call, where {longest:.0f} s fit: leave out endpoint=None")
         self.seconds = max(self.seconds, seconds)
         prepare = self.processor if callable(self.processor) else self.processor.feature_extractor
-        made = prepare(samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="pt").to(self.target.device)
+        made = prepare(samples.numpy(), sampling_rate=RATE, return_tensors="pt").to(self.target.device)
         for key in ("input_features", "input_values"):
             if key in made:
                 made[key] = made[key].to(self.target.dtype)
@@ -212,7 +212,7 @@ def recording(item: Any, number: int) -> tuple[str, torch.Tensor]:
     name = Path(item).name if is_file else f"recording {number}"
     if len(samples) < SHORTEST:
         raise AudioError(f"{name} holds {len(samples)} samples, too few for a word: give at least {SHORTEST}")
-    return f"{name}, {len(samples) / SAMPLE_RATE:.1f} s", samples
+    return f"{name}, {len(samples) / RATE:.1f} s", samples
 
 
 def checked_texts(reference: Any, count: int) -> list[str]:

@@ -18,7 +18,7 @@ from mmaccel.method import is_whole
 from .audio_file import AudioFile
 from .wav_header import RATES
 
-SAMPLE_RATE = 16_000
+RATE = 16_000
 MOST_CHANNELS = 8  # an array whose two sides are both no larger could be either way round
 LOUDEST = 16.0  # floats beyond this are numbers of another scale, not loud samples
 # Where each kind of integer has its zero, and what it is divided by.
@@ -177,7 +177,7 @@ class Resampler:
     def __init__(self, rate: float) -> None:
         self.rate = rate = _checked_rate(rate)
         self._finished = False
-        self._inner = None if rate == SAMPLE_RATE else _soxr().ResampleStream(rate, SAMPLE_RATE, 1, "float32", "HQ")
+        self._inner = None if rate == RATE else _soxr().ResampleStream(rate, RATE, 1, "float32", "HQ")
 
     def push(self, samples: torch.Tensor) -> torch.Tensor:
         """Push samples `[n]` at `rate`; returns the float32 samples `[m]` at 16,000 per second that are complete."""

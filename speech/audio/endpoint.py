@@ -17,11 +17,10 @@ import torch
 from mmaccel.errors import MissingExtraError, SettingError, unknown_name
 from mmaccel.method import is_number
 
-from .audio import SAMPLE_RATE
+from .audio import RATE as RATE  # for those that count frames
 
 # Samples that are judged at a time: 32 ms at 16 kHz, the only block that Silero's network takes.
 FRAME = 512
-RATE = SAMPLE_RATE
 
 
 class VoiceActivityDetector(Protocol):

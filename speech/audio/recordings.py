@@ -16,7 +16,7 @@ from mmaccel.errors import MissingExtraError, SettingError, WeightsError
 from mmaccel.files.foreign_json import read_json
 
 from ..families.adapter import Word
-from .audio import SAMPLE_RATE, read_audio
+from .audio import RATE, read_audio
 from .endpoint import FRAME, EndpointPolicy
 
 FOLDER = "MMACCEL_RECORDINGS"  # environment variable with a folder of more recordings
@@ -98,7 +98,7 @@ def _letters(name: str) -> str:
 
 
 def _joined(name: str, said: list[Recording]) -> Recording:
-    pause = torch.zeros(round(PAUSE * SAMPLE_RATE))
+    pause = torch.zeros(round(PAUSE * RATE))
     samples = torch.cat([part for one in said for part in (one.samples, pause)][:-1])
     return Recording(name, samples, " ".join(one.text for one in said))
 
@@ -129,7 +129,7 @@ def in_noise(recording: Recording, decibels: float, seed: int) -> Recording:
 def without_pauses(recording: Recording, endpoint: EndpointPolicy, kept: float = 0.3) -> Recording:
     """A recording whose pauses are shortened to `kept` seconds, so that none ends a segment."""
     frames = torch.cat([recording.samples, torch.zeros(-len(recording.samples) % FRAME)]).split(FRAME)
-    listener, half = endpoint.listen(), max(1, round(kept * SAMPLE_RATE / FRAME / 2))
+    listener, half = endpoint.listen(), max(1, round(kept * RATE / FRAME / 2))
     speech = [listener(frame) >= endpoint.threshold - endpoint.HYSTERESIS for frame in frames]
     near = [any(speech[max(0, place - half) : place + half + 1]) for place in range(len(frames))]
     samples = torch.cat([frame for frame, stays in zip(frames, near, strict=True) if stays])
@@ -140,7 +140,7 @@ def example() -> Recording:
     """Eight seconds of running speech, up to a pause."""
     whole = load_recordings(["two_cities.wav"])[0]
     text = whole.text.partition(", it was the epoch of belief")[0]
-    return Recording(whole.name, whole.samples[: round(8.4 * SAMPLE_RATE)], text)
+    return Recording(whole.name, whole.samples[: round(8.4 * RATE)], text)
 
 
 def word_errors(references: list[str], texts: list[str]) -> float:

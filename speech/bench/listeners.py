@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -95,9 +96,9 @@ class StreamListener(Listener):
 
     def _take(self, events: list[Event], over: bool) -> None:
         self.events += events
-        for event in events:
-            if isinstance(event, Endpoint):
-                self._pause = event.time
+        for event, following in zip_longest(events, events[1:]):
+            if isinstance(event, Endpoint):  # of a noise without words no final follows
+                self._pause = event.time if isinstance(following, Final) else None
             elif isinstance(event, Final):
                 self._end(event, over)
             elif isinstance(event, Partial):

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from mmaccel.cache.layers import tensor_bytes
 from mmaccel.errors import SettingError
 
 from ..families.private import sliding_window
@@ -91,9 +90,6 @@ class WindowedLayer:
         projected: torch.Tensor = attention.o_proj(output.transpose(1, 2).flatten(2))
         return projected
 
-    def nbytes(self) -> int:
-        return tensor_bytes([self.key, self.value, self.waiting])
-
 
 class EncoderStream:
     """Encode audio as it comes, each frame once; exact (Moonshine v2's encoder, 2026).
@@ -110,20 +106,20 @@ class EncoderStream:
     ----------
     lookahead
         Frames behind a frame that must be there before it comes out, by the windows of the configuration.
-    samples, frames
-        Samples taken in, and frames that came out.
+    samples
+        Samples taken in.
 
     Raises
     ------
     SettingError
-        On a push after :meth:`finish`, or of anything but one row of samples.
+        On a push of anything but one row of samples.
 
     Examples
     --------
     >>> stream = adapter.begin()  # doctest: +SKIP
     >>> for chunk in microphone:  # doctest: +SKIP
     ...     stable = stream.push(chunk)
-    >>> rest = stream.finish()  # doctest: +SKIP
+    >>> rest = stream.peek()  # doctest: +SKIP
     """
 
     def __init__(self, encoder: Any) -> None:
@@ -133,8 +129,7 @@ class EncoderStream:
         # as the model, which may be given more windows than it has layers
         windows = [(int(left), int(right)) for left, right in config.sliding_windows[: len(encoder.layers)]]
         self.lookahead = sum(max(right - 1, 0) for _, right in windows)
-        self.samples = self.frames = 0
-        self.finished = False
+        self.samples = 0
         self._rest = like.new_zeros(0)  # samples of a frame that is not complete
         self._convolutions = [
             CausalConvolution(embedder.conv1, embedder.conv1.in_channels, like),
@@ -152,32 +147,14 @@ class EncoderStream:
         return torch.cat(pieces, 1)
 
     @torch.no_grad()
-    def finish(self) -> torch.Tensor:
-        """The frames `[1, t, D]` that still waited; the audio ends here."""
-        self._check(self._rest[:0])
-        frames = self._flush()
-        self.frames += frames.shape[1]
-        self.finished = True
-        return frames
-
-    @torch.no_grad()
     def peek(self) -> torch.Tensor:
-        """The frames `[1, t, D]` that :meth:`finish` would return now; the stream goes on as before."""
-        if self.finished:
-            return self._rest.new_zeros(1, 0, self.encoder.config.hidden_size)
+        """The frames `[1, t, D]` that would follow if the audio ended now; the stream goes on as before."""
         ahead = copy.copy(self)
         ahead._convolutions = [copy.copy(part) for part in self._convolutions]  # no tensor is changed in place
         ahead._layers = [copy.copy(part) for part in self._layers]
         return ahead._flush()
 
-    def nbytes(self) -> int:
-        """Bytes held between pushes, by count."""
-        contexts = [part.context for part in self._convolutions]
-        return tensor_bytes([self._rest, *contexts]) + sum(layer.nbytes() for layer in self._layers)
-
     def _check(self, samples: torch.Tensor) -> None:
-        if self.finished:
-            raise SettingError("this stream is finished: call begin() for a new one")
         if samples.ndim != 1 or not samples.is_floating_point():
             raise SettingError(
                 f"samples {list(samples.shape)} {samples.dtype}: pass one row [n] of float samples at the model's rate"
@@ -189,9 +166,7 @@ class EncoderStream:
         length = self.encoder.embedder.frame_len
         whole = len(known) // length * length
         self._rest = known[whole:].clone()
-        frames = self._encode(self._embed(known[:whole].view(1, -1, length)), False)
-        self.frames += frames.shape[1]
-        return frames
+        return self._encode(self._embed(known[:whole].view(1, -1, length)), False)
 
     def _flush(self) -> torch.Tensor:
         """Of a begun frame the model sees a zero, as its processor pads and masks it; of less than one, nothing."""

@@ -7,7 +7,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from transformers import DynamicCache
 
-from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import UnsupportedTargetError
 
 from ..families.adapter import SpeechAdapter
@@ -41,8 +40,8 @@ class CrossCache:
     Examples
     --------
     >>> cache = CrossCache()
-    >>> cache.length, cache.nbytes()
-    (0, 0)
+    >>> cache.length
+    0
     >>> decode(adapter, encoded, adapter.prompt(), cache=cache)  # doctest: +SKIP
     """
 
@@ -55,14 +54,6 @@ class CrossCache:
     def length(self) -> int:
         """Encoder positions that there are keys and values of."""
         return self._cache.get_seq_length()
-
-    def nbytes(self) -> int:
-        """Bytes held, by count."""
-        return layer_bytes(self._cache.layers) + tensor_bytes([self._states])
-
-    def reset(self) -> None:
-        """Forget the audio: a new segment begins."""
-        self._cache, self._states = DynamicCache(), None
 
     @torch.no_grad()
     def update(self, adapter: SpeechAdapter, hidden_states: torch.Tensor) -> DynamicCache:

@@ -78,6 +78,10 @@ class SpeechAdapter(Adapter):
         Whether the encoder's output for past audio stays the same when more arrives.
     continues
         Whether a text can be given that the model goes on from.
+    task
+        What the model does with speech: ``"transcribe"`` or ``"translate"``.
+    detects
+        Whether :meth:`language_of` asks the model, by a pass of its decoder.
     """
 
     modality: ClassVar[str] = "speech"
@@ -85,21 +89,26 @@ class SpeechAdapter(Adapter):
     longest: ClassVar[float | None] = None
     appends: ClassVar[bool] = False
     continues: ClassVar[bool] = True
+    task: str = "transcribe"
+    detects: ClassVar[bool] = False
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.processor: Any = None
 
-    def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
+    def instruct(self, language: str | None = None, task: str | None = None, prompt: str = "") -> None:
         """Set the language, the task and the words that may occur, for models that can be told.
+
+        A language or task of None stays as it is.
 
         Raises
         ------
         SettingError
             If this model cannot be told one of them.
         """
+        is_own = language and language_code(language) in (AUTO, language_code(self.only_language) or None)
         given = {
-            "language": None if language == AUTO else language,
+            "language": "" if is_own else language,
             "task": "" if task == "transcribe" else task,
             "prompt": prompt.strip(),
         }
@@ -251,3 +260,31 @@ class WrittenAdapter(SpeechAdapter):
         """The tokens that are no marks."""
         marks = {*self.end_tokens, *self._processor().tokenizer.all_special_ids}
         return [int(token) for token in tokens if int(token) not in marks]
+
+
+def language_code(language: str) -> str:
+    """``"de"`` for ``"german"``, ``"de-DE"`` or ``"<|de|>"``; what names no language stays.
+
+    Examples
+    --------
+    >>> language_code("German"), language_code("pt-BR"), language_code("xx")
+    ('de', 'pt', 'xx')
+    """
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # brings the tokenizers along
+
+    name = language.lower().strip("<|>")
+    without_region = name.replace("_", "-").partition("-")[0]
+    return str(TO_LANGUAGE_CODE.get(name) or TO_LANGUAGE_CODE.get(without_region, without_region))
+
+
+def language_name(code: str) -> str:
+    """``"german"`` for ``"de"``; empty where there is none.
+
+    Examples
+    --------
+    >>> language_name("de"), language_name("xx")
+    ('german', '')
+    """
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    return str(LANGUAGES.get(code, ""))

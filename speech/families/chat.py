@@ -46,7 +46,7 @@ class ChatAdapter(WrittenAdapter):
         self._told: dict[str, Any] = {}
         self._last: int | None = None
 
-    def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
+    def instruct(self, language: str | None = None, task: str | None = None, prompt: str = "") -> None:
         asked, prompt = self._asked, prompt.strip()
         language = self._told.get("language") if language is None else language
         language = None if language == AUTO else language

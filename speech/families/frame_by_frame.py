@@ -10,6 +10,7 @@ import torch
 
 from mmaccel.adapter import register_adapter
 
+from ..audio.audio import RATE
 from ..audio.growing_audio import AudioStream
 from ..audio.upsampled import Upsampler
 from .rows import CODEC_FRAMES, MEL_FRAMES
@@ -88,7 +89,7 @@ class CodecFrameStream(FrameStream):
         self._codes = torch.full((1, config.num_codebooks), int(config.audio_bos_token_id), device=model.device)
 
     def _silence(self) -> int:
-        return int((self._delay + 1.0) * 16_000)
+        return int((self._delay + 1.0) * RATE)
 
     def _ahead(self) -> FrameStream:
         other: Any = super()._ahead()
@@ -124,7 +125,7 @@ class CodecFrameStream(FrameStream):
         output = self.model(input_ids=ids, past_key_values=self._caches.get("text"), use_cache=True)
         self._caches["text"] = output.past_key_values
         heard = self._drawn * self._size - self._before - self._delay * self._rate
-        self._last, found = self._told(output.logits, heard * 16_000 / self._rate, self._size * 16_000 // self._rate)
+        self._last, found = self._told(output.logits, heard * RATE / self._rate, self._size * RATE // self._rate)
         return found
 
 

@@ -14,10 +14,14 @@ from mmaccel.packed_linear import has_twin
 
 from ..decoding.growing_convolutions import GrowingConvolutions
 from ..decoding.packed import can_pack, packed_attention
-from .adapter import Encoded, WrittenAdapter
+from .adapter import Encoded, WrittenAdapter, language_name
 from .encoder_decoder import EncoderDecoderAdapter
 
 OTHER_LANGUAGE = re.compile(r".*-(?!en)[a-z]{2}/?")  # the names of checkpoints such as moonshine-tiny-ja
+# The names of the authors' checkpoints, and of the folder of the one that is shipped: without a language for English.
+RELEASED = re.compile(
+    r"(?:.*[/\\])?moonshine-(?:streaming-)?(?:tiny|base|small|medium)(?:-([a-z]{2}))?(?:-[0-9a-f]{12})?/?"
+)
 OTHER_TOKENS_PER_SECOND = 13.0  # of Moonshine's authors too
 
 
@@ -38,6 +42,10 @@ class MoonshineAdapter(EncoderDecoderAdapter):
         """Those of English, unless the name of the checkpoint tells another language; its configuration tells none."""
         is_other = OTHER_LANGUAGE.fullmatch(str(self.target.name_or_path))
         return OTHER_TOKENS_PER_SECOND if is_other else WrittenAdapter.tokens_per_second
+
+    @property
+    def only_language(self) -> str:
+        return language_of_checkpoint(self.target)
 
     @property
     def frame_samples(self) -> int:
@@ -114,3 +122,9 @@ class MoonshineAdapter(EncoderDecoderAdapter):
         config = self.target.config
         layers = config.decoder_num_hidden_layers
         return {layer: list(range(config.decoder_num_attention_heads)) for layer in range(layers * 2 // 3, layers)}
+
+
+def language_of_checkpoint(model: Any) -> str:
+    """The language of a checkpoint that the authors of Moonshine released, by its name; empty of any other."""
+    released = RELEASED.fullmatch(str(model.name_or_path))
+    return language_name(released[1] or "en") if released else ""

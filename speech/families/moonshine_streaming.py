@@ -10,6 +10,7 @@ from mmaccel.adapter import register_adapter
 
 from ..decoding.cached_encoder import EncoderStream
 from .encoder_decoder import EncoderDecoderAdapter
+from .moonshine import language_of_checkpoint
 
 
 @register_adapter
@@ -31,17 +32,16 @@ class MoonshineStreamingAdapter(EncoderDecoderAdapter):
         return float(self.target.config.max_position_embeddings * self.frame_seconds)
 
     @property
+    def only_language(self) -> str:
+        return language_of_checkpoint(self.target)
+
+    @property
     def frame_samples(self) -> int:
         embedder = self.target.get_encoder().embedder
         return int(embedder.frame_len * embedder.conv1.stride[0] * embedder.conv2.stride[0])
 
-    @property
-    def lookahead(self) -> float:
-        """Seconds behind a frame that the encoder waits for."""
-        return self.begin().lookahead * self.frame_seconds
-
     def begin(self) -> EncoderStream:
-        """A stream of audio: `push(samples)` returns new states `[1, t, D]` that are final, `finish()` the rest."""
+        """A stream of audio: `push(samples)` returns new states `[1, t, D]` that are final, `peek()` the rest."""
         return EncoderStream(self.target.get_encoder())
 
     def _encode(self, samples: torch.Tensor) -> torch.Tensor:

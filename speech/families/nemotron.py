@@ -1,23 +1,19 @@
-"""A cache-aware FastConformer transducer on a stream of audio: text that only grows, many streams on one model."""
+"""A cache-aware FastConformer transducer on a stream of audio: tokens that stay, many streams on one model."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import SettingError
 
 from ..decoding.transducer_greedy import Emission, TransducerGreedy
 
-TAIL = 32  # tokens before the new ones that are decoded with them, for spaces and accents
-
 
 class NemotronStream:
-    """Push audio to a `NemotronAsrStreamingForRNNT` and get its text (Noroozi et al., cache-aware FastConformer, 2024).
+    """Push audio to a `NemotronAsrStreamingForRNNT`, get its tokens (Noroozi et al., cache-aware FastConformer, 2024).
 
     The library's own streaming pulls chunks out of a generator and keeps its state on the model. Here audio is
     pushed, in pieces of any size, and each stream has its own caches. Exact: the tokens are those of `generate` with
@@ -27,7 +23,7 @@ class NemotronStream:
     Parameters
     ----------
     model, processor
-        The model, and what prepares its audio and reads its tokens. Neither is changed.
+        The model, and what prepares its audio. Neither is changed.
     lookahead
         Encoder frames of 80 ms that a frame may look ahead, one of those that the model was trained with: 13, 6, 1
         or 0, for latencies of 1120, 560, 160 or 80 ms. Default 1.
@@ -36,10 +32,8 @@ class NemotronStream:
 
     Attributes
     ----------
-    latency
-        Most seconds from a sound to the end of its chunk.
-    tokens, frames, samples
-        Decoded tokens, without blanks, processed encoder frames, and samples that were pushed.
+    samples
+        Samples that were pushed.
 
     Raises
     ------
@@ -50,8 +44,8 @@ class NemotronStream:
     --------
     >>> stream = NemotronStream(model, processor, lookahead=6)  # doctest: +SKIP
     >>> for chunk in microphone:  # doctest: +SKIP
-    ...     print(stream.push(chunk), end="", flush=True)
-    >>> print(stream.finish())  # doctest: +SKIP
+    ...     tokens += stream.hear(chunk)
+    >>> tokens += stream.rest()  # doctest: +SKIP
     """
 
     def __init__(self, model: Any, processor: Any, lookahead: int = 1, **features: Any) -> None:
@@ -62,26 +56,15 @@ class NemotronStream:
         self.model, self.processor, self.lookahead, self._features = model, processor, lookahead, features
         self.factor = int(model.config.encoder_config.subsampling_factor)
         extractor = processor.feature_extractor
-        self.latency = (lookahead + 1) * self.factor * extractor.hop_length / extractor.sampling_rate
-        self.tokens = self.frames = self.samples = self._mels = 0
+        self.samples = self._mels = 0
         self.finished = False
         self._samples = torch.zeros(extractor.n_fft // 2)  # half a window of silence, as a centred one begins
         self._caches: dict[str, Any] = {}
         self._greedy = TransducerGreedy(model)
-        self._tail: list[int] = []
-        self._waiting: list[int] = []  # tokens that are not yet a whole character
-
-    def push(self, samples: torch.Tensor) -> str:
-        """Push `samples` `[n]` at the processor's rate; returns the new text."""
-        return self._text([one.token for one in self.hear(samples)])
-
-    def finish(self) -> str:
-        """The rest of the text: the last chunk is filled up with silence."""
-        return self._text([one.token for one in self.rest()], last=True)
 
     @torch.no_grad()
     def hear(self, samples: torch.Tensor) -> list[Emission]:
-        """Push `samples` `[n]`; returns the new tokens with their frames."""
+        """Push `samples` `[n]` at the processor's rate; returns the new tokens with their frames."""
         if self.finished:
             raise SettingError("this stream is finished: make another NemotronStream")
         if samples.ndim != 1 or not samples.is_floating_point():
@@ -91,7 +74,7 @@ class NemotronStream:
 
     @torch.no_grad()
     def rest(self) -> list[Emission]:
-        """The last tokens with their frames."""
+        """The last tokens with their frames: the last chunk is filled up with silence."""
         found: list[Emission] = []
         while self._mels < self.samples // self.processor.feature_extractor.hop_length:
             found += self._hear(torch.zeros(self._needed() - len(self._samples)))
@@ -102,13 +85,7 @@ class NemotronStream:
         """A stream that goes on from here by itself."""
         other = copy.copy(self)
         other._caches, other._greedy = copy.deepcopy(self._caches), self._greedy.ahead()
-        other._tail, other._waiting = list(self._tail), list(self._waiting)
         return other
-
-    def nbytes(self) -> int:
-        """Bytes of keys, values and audio that waits, by count."""
-        cache = self._caches.get("past_key_values")
-        return tensor_bytes([self._samples]) + (0 if cache is None else layer_bytes(cache.layers))
 
     def _chunk(self) -> int:
         """Mel frames that the encoder takes next."""
@@ -123,10 +100,7 @@ class NemotronStream:
         self._samples = torch.cat([self._samples, samples])
         found: list[Emission] = []
         while len(self._samples) >= self._needed():
-            frames = self._encode()
-            self.frames += frames.shape[1]
-            found += self._greedy.say(frames)
-        self.tokens += len(found)
+            found += self._greedy.say(self._encode())
         return found
 
     def _encode(self) -> torch.Tensor:
@@ -151,15 +125,3 @@ class NemotronStream:
         self._caches = {"past_key_values": output.past_key_values, "padding_cache": output.padding_cache}
         frames: torch.Tensor = output.pooler_output
         return frames
-
-    def _text(self, tokens: Sequence[int], last: bool = False) -> str:
-        """Text of new tokens behind the old; a character that is not whole waits for its rest."""
-        self._waiting += tokens
-        before, after = (self._decode(ids) for ids in (self._tail, self._tail + self._waiting))
-        if after.endswith("�") and not last:
-            return ""
-        self._tail, self._waiting = (self._tail + self._waiting)[-TAIL:], []
-        return after[len(before) :]
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self.processor.tokenizer.decode(tokens, skip_special_tokens=True)) if tokens else ""

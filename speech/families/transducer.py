@@ -35,11 +35,7 @@ class TransducerAdapter(WholeAdapter):
         output = self.target.get_audio_features(**self._features(samples), output_attention_mask=True)
         frames, mask = output.pooler_output, output.attention_mask
         frames = frames if mask is None else frames[:, : int(mask.sum())]
-        return timed(TransducerGreedy(self.target).say(frames), self._frame_samples)
-
-    @property
-    def _frame_samples(self) -> int:
-        return frame_samples(self.target, self._processor())
+        return timed(TransducerGreedy(self.target).say(frames), frame_samples(self.target, self._processor()))
 
 
 @register_adapter
@@ -47,7 +43,7 @@ class StreamingTransducerAdapter(StreamedAdapter):
     """Cache-aware FastConformer transducers (Noroozi et al., 2024): Nemotron streaming.
 
     What the encoder made of past audio stays, and so do the tokens. Exact: the tokens of `generate` on the whole
-    audio, followed by silence up to the end of the last chunk (:class:`~mmaccel.speech.NemotronStream`).
+    audio, followed by silence up to the end of the last chunk.
 
     Attributes
     ----------
@@ -66,7 +62,7 @@ class StreamingTransducerAdapter(StreamedAdapter):
         self.lookahead = own if lookahead is None else lookahead
         self.language = ""
 
-    def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
+    def instruct(self, language: str | None = None, task: str | None = None, prompt: str = "") -> None:
         known: Mapping[str, int] | None = getattr(self._processor(), "prompt_dictionary", None)
         if known is None:
             super().instruct(language, task, prompt)

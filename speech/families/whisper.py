@@ -15,12 +15,13 @@ from mmaccel.errors import SettingError, shown, unknown_name
 from mmaccel.method import is_count
 from mmaccel.packed_linear import has_twin
 
-from .adapter import AUTO, Encoded
+from .adapter import AUTO, Encoded, language_code
 from .encoder_decoder import EncoderDecoderAdapter
 
 CONTEXT_FRAMES = 200  # 2 s of silence behind the speech; with half of it texts break off or loop
 SHORTEST_FRAMES = 800  # 8 s; with 4 s single phrases of a second, such as "No matter.", are said again and again
 TASKS = ("transcribe", "translate")
+MULTILINGUAL_VOCABULARY = 51_865  # tokens of the smallest of OpenAI's multilingual models; English ones have one less
 MULTILINGUAL_TOKENS_PER_SECOND = 40.0  # a guard against loops that no language comes near
 FRAME_SAMPLES = 160  # of the log-mel spectrogram, 10 ms
 
@@ -40,49 +41,80 @@ class WhisperAdapter(EncoderDecoderAdapter):
     context_frames
         Frames of 10 ms of silence behind the speech, at least 8 s in all; default 200, None for the full 30 s, which
         is exact. An encoder with a part that is compiled or has another `forward` gets the full 30 s too.
-    language
-        Language for multilingual models, such as ``"de"``; None (default) for the one that each segment is heard in.
-    task, hint
-        What multilingual models do with it, and words that may occur; :meth:`instruct` sets them.
+    language, task
+        Of multilingual models, such as ``"de"`` and ``"translate"``: those that the checkpoint's `generation_config`
+        asks for, until :meth:`instruct` says others. A language of None is the one that each segment is heard in.
+    hint
+        Words that may occur.
     """
 
     family = "whisper"
     classes: ClassVar[tuple[str, ...]] = ("WhisperForConditionalGeneration",)
     longest: ClassVar[float | None] = 30.0
 
-    def __init__(self, target: Any, context_frames: int | None = CONTEXT_FRAMES, language: str | None = None) -> None:
+    def __init__(self, target: Any, context_frames: int | None = CONTEXT_FRAMES) -> None:
         super().__init__(target)
         if context_frames is not None and not is_count(context_frames, 0):
             raise SettingError(
                 f"WhisperAdapter(context_frames={context_frames!r}): pass frames of 10 ms, such as 200, or None"
             )
         self.context_frames = context_frames
-        self.language, self.task, self.hint = language, "transcribe", ""
+        self.language, self.task = self._of_checkpoint() if self._languages else (None, "transcribe")
+        self.hint = ""
 
-    def instruct(self, language: str | None = None, task: str = "transcribe", prompt: str = "") -> None:
-        settings = self.target.generation_config
-        if task not in TASKS:
+    def instruct(self, language: str | None = None, task: str | None = None, prompt: str = "") -> None:
+        told = {"language": language_code(language) if language and language != AUTO else "", "task": task or ""}
+        self._check_told(**told)
+        self._check_hint(prompt)
+        if language and self._languages:
+            self.language = told["language"] or None
+        self.task, self.hint = task or self.task, prompt.strip()
+
+    def _check_told(self, language: str, task: str) -> None:
+        if task and task not in TASKS:
             raise unknown_name("task", task, TASKS)
-        if prompt.strip() and getattr(settings, "prev_sot_token_id", None) is None:
+        if self._languages:
+            if language:
+                self._language_token(language)
+            return
+        if task == "translate" or language not in ("", "" if self._is_multilingual else "en"):
+            raise SettingError(f"language={language!r}, task={task!r}: {self._why_not}")
+
+    @property
+    def _why_not(self) -> str:
+        """Why this model cannot be told a language."""
+        if self._is_multilingual:
+            return (
+                "this checkpoint's generation_config is of an old kind that names no languages:"
+                " model.generation_config = GenerationConfig.from_pretrained('openai/whisper-tiny')"
+            )
+        return "this Whisper knows English only, take a multilingual one such as openai/whisper-tiny"
+
+    def _check_hint(self, prompt: str) -> None:
+        if prompt.strip() and getattr(self.target.generation_config, "prev_sot_token_id", None) is None:
             raise SettingError(f"prompt={shown(prompt)}: this Whisper's generation_config has no prev_sot_token_id")
-        code = _language_code(language) if language and language != AUTO else ""
-        if not self._is_multilingual:
-            if code not in ("", "en") or task != "transcribe":
-                raise SettingError(
-                    f"language={language!r}, task={task!r}: this Whisper knows English only, take a multilingual one"
-                    " such as openai/whisper-tiny"
-                )
-            foreign = [letter for letter in prompt if letter.isalpha() and "LATIN" not in unicodedata.name(letter, "")]
-            if foreign:
-                raise SettingError(
-                    f"prompt={shown(prompt)}: this Whisper writes Latin letters only, not {foreign[0]!r}: spell it in"
-                    " them, or take a multilingual one such as openai/whisper-tiny"
-                )
-        elif code:
-            self._language_token(code)
-        if language:
-            self.language = code or None
-        self.task, self.hint = task, prompt.strip()
+        foreign = [letter for letter in prompt if letter.isalpha() and "LATIN" not in unicodedata.name(letter, "")]
+        if foreign and not self._is_multilingual:
+            raise SettingError(
+                f"prompt={shown(prompt)}: this Whisper writes Latin letters only, not {foreign[0]!r}: spell it in"
+                " them, or take a multilingual one such as openai/whisper-tiny"
+            )
+
+    def _of_checkpoint(self) -> tuple[str | None, str]:
+        """Language and task as `generate` finds them in the checkpoint: by name, or in older ones as tokens."""
+        settings = self.target.generation_config
+        language, task = getattr(settings, "language", None), getattr(settings, "task", None)
+        if language is None and task is None:
+            forced = self._forced()
+            language = next((name for name, token in self._languages.items() if token in forced), None)
+            task = next((name for name, token in getattr(settings, "task_to_id", {}).items() if token in forced), None)
+        return language_code(language) if isinstance(language, str) else None, task or "transcribe"
+
+    def _forced(self) -> list[int]:
+        """Tokens that an older checkpoint has behind the start."""
+        settings, config = self.target.generation_config, self.target.config
+        found = getattr(settings, "forced_decoder_ids", None) or getattr(config, "forced_decoder_ids", None) or ()
+        return [token for _, token in found if token is not None]
 
     @property
     def tokens_per_second(self) -> float:  # type: ignore[override]
@@ -95,7 +127,14 @@ class WhisperAdapter(EncoderDecoderAdapter):
 
     @property
     def _is_multilingual(self) -> bool:
-        return bool(getattr(self.target.generation_config, "is_multilingual", False))
+        told = getattr(self.target.generation_config, "is_multilingual", None)  # missing in configurations of 2022
+        return bool(self.target.config.vocab_size >= MULTILINGUAL_VOCABULARY if told is None else told)
+
+    @property
+    def _languages(self) -> dict[str, int]:
+        """Marks of languages and their tokens; empty where the model has no others, or its configuration no names."""
+        known = getattr(self.target.generation_config, "lang_to_id", None) if self._is_multilingual else None
+        return known or {}
 
     @property
     def frame_samples(self) -> int:
@@ -106,8 +145,8 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return int(encoder.conv1.stride[0] * encoder.conv2.stride[0])
 
     def encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
-        whole = WhisperAdapter(self.target, None, self.language)
-        whole.processor = self.processor
+        whole = copy.copy(self)
+        whole.context_frames = None
         return None if self._positions(samples) == whole._positions(samples) else whole.encode(samples)
 
     def encode_all(self, samples: Sequence[torch.Tensor], growing: Sequence[Any] | None = None) -> list[Encoded]:
@@ -144,10 +183,9 @@ class WhisperAdapter(EncoderDecoderAdapter):
 
     def prompt(self, context: str = "") -> list[int]:
         """The text before, in the form that Whisper expects, then the marks of language, task and no times."""
-        settings = self.target.generation_config
-        marks = [self._start(), *self._language_and_task()]
-        silent = getattr(settings, "no_timestamps_token_id", None)
-        return [*self._before(context), *marks, *([] if silent is None else [silent])]
+        silent = getattr(self.target.generation_config, "no_timestamps_token_id", None)
+        marks = [mark for mark in self._language_and_task() if mark != silent]
+        return [*self._before(context), self._start(), *marks, *([] if silent is None else [silent])]
 
     def _before(self, context: str) -> list[int]:
         """At most half of what the decoder has positions for: the hint, and the end of the text before."""
@@ -163,22 +201,23 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return list(self._processor().tokenizer(f" {text}", add_special_tokens=False).input_ids) if text else []
 
     def _language_and_task(self) -> list[int]:
-        settings = self.target.generation_config
-        if not self._is_multilingual:
-            return []
-        language = self.language or str(next(iter(settings.lang_to_id))).strip("<|>")  # until one is heard
-        return [self._language_token(language), settings.task_to_id[self.task]]
+        if not self._languages:
+            return self._forced()
+        language = self.language or next(iter(self._languages))  # until one is heard
+        return [self._language_token(language), self.target.generation_config.task_to_id[self.task]]
 
     def _language_token(self, language: str) -> int:
-        known = self.target.generation_config.lang_to_id
-        if f"<|{language}|>" not in known:
-            raise unknown_name("language", language, [name.strip("<|>") for name in known])
-        return int(known[f"<|{language}|>"])
+        known = {name.strip("<|>"): token for name, token in self._languages.items()}
+        if language.strip("<|>") not in known:
+            raise unknown_name("language", language, known)
+        return int(known[language.strip("<|>")])
+
+    @property
+    def detects(self) -> bool:  # type: ignore[override]
+        return bool(self._languages) and not self.language
 
     def language_of(self, encoded: Encoded) -> str:
-        if not self._is_multilingual:
-            return ""
-        return self.language or self.detect_language(encoded)
+        return self.detect_language(encoded) if self.detects else self.language or ""
 
     def in_language(self, prompt: Sequence[int], language: str) -> Sequence[int]:
         if not language:
@@ -188,11 +227,10 @@ class WhisperAdapter(EncoderDecoderAdapter):
 
     def detect_language(self, encoded: Encoded) -> str:
         """The likeliest language of a piece of speech, for a multilingual model; one forward of the decoder."""
-        known = self.target.generation_config.lang_to_id
+        names, tokens = zip(*self._languages.items(), strict=True)
         with torch.no_grad():
             logits = self.target.get_output_embeddings()(self._decoded(encoded, [self._start()]))[-1]
-        best = max(known, key=lambda name: float(logits[known[name]]))
-        return str(best.strip("<|>"))
+        return str(names[int(logits[list(tokens)].argmax())].strip("<|>"))
 
     def limit(self, seconds: float) -> int:
         """As for all models, and no more than the decoder has positions for behind the longest :meth:`prompt`."""
@@ -214,23 +252,18 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return [token for token in super()._spoken(tokens) if self.timestamp(token) is None]
 
     def heads(self) -> dict[int, list[int]]:
-        """The alignment heads of the checkpoint; without any, all heads of the upper half of the layers."""
-        config = self.target.config
+        """The alignment heads of the checkpoint; without any, all heads of the upper half of the layers.
+
+        A distilled model may have kept those of its teacher, some of which are in layers that it does not have.
+        """
+        layers, width = self.target.config.decoder_layers, self.target.config.decoder_attention_heads
         chosen = getattr(self.target.generation_config, "alignment_heads", None)
-        if not chosen:
-            upper = range(config.decoder_layers // 2, config.decoder_layers)
-            chosen = [(layer, head) for layer in upper for head in range(config.decoder_attention_heads)]
+        if not chosen or not all(layer < layers and head < width for layer, head in chosen):
+            chosen = [(layer, head) for layer in range(layers // 2, layers) for head in range(width)]
         heads: dict[int, list[int]] = {}
         for layer, head in chosen:
             heads.setdefault(layer, []).append(head)
         return heads
-
-
-def _language_code(language: str) -> str:
-    """``"de"`` for ``"german"``; what is no name of a language stays."""
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # brings the tokenizers along
-
-    return str(TO_LANGUAGE_CODE.get(language.lower(), language.lower()))
 
 
 def shortened(encoder: Any, positions: int) -> Any:

@@ -75,7 +75,7 @@ class AlignAtt(StreamingPolicy):
                 " pass policy=speech.LocalAgreement(2)"
             )
 
-    def _commitment(self, committed: Sequence[str]) -> Commitment:
+    def begin(self, committed: Sequence[str] = ()) -> Commitment:
         return _Aligned(self, committed)
 
     def settled(self, times: Sequence[float], seconds: float) -> int:
@@ -104,6 +104,7 @@ class _Aligned(Commitment):
     def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
         if not rest:
             return 0
+        self.passes = 1
         adapter = hypothesis.adapter
         assert isinstance(adapter, Attentive)
         scores = adapter.attention(hypothesis.encoded, hypothesis.tokens, hypothesis.prompt)[: len(hypothesis.tokens)]

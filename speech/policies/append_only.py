@@ -50,7 +50,7 @@ class AppendOnly(StreamingPolicy):
                 " pass policy=speech.LocalAgreement(2)"
             )
 
-    def _commitment(self, committed: Sequence[str]) -> Commitment:
+    def begin(self, committed: Sequence[str] = ()) -> Commitment:
         return _Held(self.hold, committed)
 
 

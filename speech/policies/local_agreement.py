@@ -53,7 +53,7 @@ class LocalAgreement(StreamingPolicy):
         self._require(is_count(self.n, 1, 10), "n", "between 1 and 10 hypotheses, such as 2")
         self._require(is_count(self.bridge, 0, 10), "bridge", "between 0 and 10 words, such as 3")
 
-    def _commitment(self, committed: Sequence[str]) -> Commitment:
+    def begin(self, committed: Sequence[str] = ()) -> Commitment:
         return _Agreement(self, committed)
 
 

@@ -48,11 +48,14 @@ class Commitment(ABC):
         Units that stay.
     tail
         Units of the last hypothesis behind them.
+    passes
+        Passes of the decoder that the last hypothesis took here.
     """
 
     def __init__(self, committed: Sequence[str] = ()) -> None:
         self.committed = list(committed)
         self.tail: list[str] = []
+        self.passes = 0
 
     def update(self, hypothesis: SegmentHypothesis) -> list[str]:
         """Add a hypothesis; returns the newly committed units."""
@@ -60,6 +63,7 @@ class Commitment(ABC):
         rest = said[covered(self.committed, said) :]
         if self.committed and rest and len(rest) == len(said):  # the first unit of a text has no space before it
             rest[0] = behind(self.committed[-1], rest[0])
+        self.passes = 0
         # What is in a loop must not be promised.
         count = self.sure(hypothesis, said, rest) if hypothesis.ended else 0
         self.committed += rest[:count]
@@ -74,12 +78,9 @@ class Commitment(ABC):
 class StreamingPolicy(ABC):
     """Base of the policies; subclasses are frozen dataclasses, whose fields are the settings."""
 
+    @abstractmethod
     def begin(self, committed: Sequence[str] = ()) -> Commitment:
         """What is committed of a new segment, whose first units may be committed already."""
-        return self._commitment(committed)
-
-    @abstractmethod
-    def _commitment(self, committed: Sequence[str]) -> Commitment: ...
 
     def check(self, adapter: SpeechAdapter) -> None:  # noqa: B027  optional, most policies fit every recogniser
         """Raise `UnsupportedTargetError` if a recogniser cannot serve this policy."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from mmaccel.errors import AudioError, SettingError, shown
+from mmaccel.errors import SettingError, shown
 from mmaccel.serve.endpoint import Fields
 from mmaccel.serve.sockets import Line
 
 from ..audio.wav_header import RATES
 from ..stream.events import Endpoint, Event, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
-from .listening import Listening
+from .listening import Listening, asked, pause
 
 # What other recognisers can be asked for, and this one writes as it is.
 IGNORED = ("punctuate", "smart_format", "vad_events", "tag", "version")
@@ -27,16 +26,17 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     reached = 0.0
     while True:
         message = await line.take()
-        samples, asked = (
-            (b"", _asked(message)) if isinstance(message, str) else (message, "" if message else "CloseStream")
-        )
-        if asked == "KeepAlive":
+        if isinstance(message, str):
+            samples, kind = b"", asked(message, "KeepAlive", "Finalize", "CloseStream")
+        else:
+            samples, kind = message, "" if message else "CloseStream"
+        if kind == "KeepAlive":
             continue
-        events = await (run_in_threadpool(listening.end) if asked else run_in_threadpool(listening.push, samples))
-        for said in _results(events, has_partials, reached, asked == "Finalize"):
+        events = await (run_in_threadpool(listening.end) if kind else run_in_threadpool(listening.push, samples))
+        for said in _results(events, has_partials, reached, kind == "Finalize"):
             reached = said["start"] + said["duration"] if said["is_final"] else reached
             await line.give(said)
-        if asked == "CloseStream":
+        if kind == "CloseStream":
             await line.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
             return
 
@@ -45,7 +45,7 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     """What listens as the address asks for it, and whether partials are told."""
     fields = Fields(query)
     rate, channels = whole(fields, "sample_rate", 16_000, RATES[1]), whole(fields, "channels", 1, 8)
-    silence = whole(fields, "endpointing", 0, 10_000)
+    silence = _silence(fields.take("endpointing", "false"))
     has_partials = fields.take("interim_results", "false") == "true"
     fields.only("encoding", "linear16")
     fields.only("model", None, name)
@@ -53,27 +53,25 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     for ignored in IGNORED:
         fields.take(ignored)
     fields.end()
-    listens = recognizer.told(language, silence=silence / 1000 if silence else None)
+    listens = recognizer.told(language, silence=silence)
     return Listening(listens, rate, channels, 0.5 if has_partials else None), has_partials
 
 
 def whole(fields: Fields, name: str, default: int, most: int) -> int:
     """A number of the address."""
-    text = fields.take(name, str(default))
+    return _number(name, fields.take(name, str(default)), most)
+
+
+def _number(name: str, text: str, most: int) -> int:
     if not text.isdecimal() or len(text) > len(str(most)) or int(text) > most:
         raise SettingError(f"{name}={shown(text)}: give a whole number of at most {most}")
     return int(text)
 
 
-def _asked(message: str) -> str:
-    """What a message of JSON asks for."""
-    try:
-        asked = json.loads(message).get("type")
-    except (ValueError, AttributeError, RecursionError):
-        asked = None
-    if asked not in ("KeepAlive", "Finalize", "CloseStream"):
-        raise AudioError("a text that is none of KeepAlive, Finalize and CloseStream: send samples as bytes")
-    return str(asked)
+def _silence(endpointing: str) -> float | None:
+    """Seconds of silence that end a segment, None for those of the server."""
+    milliseconds = 0 if endpointing in ("true", "false") else _number("endpointing", endpointing, 10_000)
+    return pause(milliseconds) if milliseconds else None
 
 
 def _results(events: list[Event], has_partials: bool, reached: float, flushed: bool) -> list[dict[str, Any]]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from mmaccel.errors import AudioError
 from mmaccel.serve.endpoint import Fields
 from mmaccel.serve.sockets import Line
 
@@ -16,7 +14,7 @@ from ..audio.wav_header import RATES
 from ..stream.events import Eager, Endpoint, Event, Final, Partial, Resumed
 from ..stream.recognizer import StreamingRecognizer
 from .deepgram import whole
-from .listening import Listening
+from .listening import Listening, asked
 
 # Thresholds of a model's own likelihood of an end, which this recogniser does not have, a pause longer than what ends a
 # turn here, and what changes nothing.
@@ -30,11 +28,13 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     await line.give(turns.message("Connected"))
     while True:
         message = await line.take()
-        samples = message if isinstance(message, bytes) else _closing(message)
-        events = await (run_in_threadpool(listening.push, samples) if samples else run_in_threadpool(listening.end))
-        for told in turns.take(events, listening.time, is_over=not samples):
+        if isinstance(message, str):
+            asked(message, "CloseStream")
+            message = b""
+        events = await (run_in_threadpool(listening.push, message) if message else run_in_threadpool(listening.end))
+        for told in turns.take(events, listening.time, is_over=not message):
             await line.give(told)
-        if not samples:
+        if not message:
             return
 
 
@@ -50,17 +50,6 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
         fields.take(ignored)
     fields.end()
     return Listening(recognizer.told(language), rate), Turns(is_eager)
-
-
-def _closing(message: str) -> bytes:
-    """No samples, for a message that closes the stream."""
-    try:
-        asked = json.loads(message).get("type")
-    except (ValueError, AttributeError, RecursionError):
-        asked = None
-    if asked != "CloseStream":
-        raise AudioError("a text that is not CloseStream: send samples as bytes")
-    return b""
 
 
 class Turns:

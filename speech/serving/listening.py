@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+
+from mmaccel.errors import AudioError
 
 from ..stream.events import Event, Final
 from ..stream.recognizer import StreamingRecognizer
+
+SHORTEST_PAUSE = 100  # milliseconds that a detector of pauses can tell from a gap between two sounds
 
 
 class Listening:
@@ -64,3 +69,25 @@ def _later(event: Event, seconds: float) -> Event:
         words = tuple(replace(word, start=word.start + seconds, end=word.end + seconds) for word in event.words)
         return replace(event, words=words, start=event.start + seconds, end=event.end + seconds)
     return replace(event, time=event.time + seconds)
+
+
+def pause(milliseconds: float) -> float:
+    """Seconds of silence that end what is said, for a client that asks for so many milliseconds.
+
+    Examples
+    --------
+    >>> pause(500), pause(10)
+    (0.5, 0.1)
+    """
+    return max(milliseconds, SHORTEST_PAUSE) / 1000
+
+
+def asked(message: str, *allowed: str) -> str:
+    """What a message of JSON asks for; `AudioError` if that is none of these."""
+    try:
+        kind = json.loads(message).get("type")
+    except (ValueError, AttributeError, RecursionError):
+        kind = None
+    if kind not in allowed:
+        raise AudioError(f"a text that is no {' or '.join(allowed)}: send samples as bytes")
+    return str(kind)

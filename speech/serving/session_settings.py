@@ -11,6 +11,7 @@ from mmaccel.serve.endpoint import Fields
 
 from ..audio.wav_header import RATES
 from ..stream.recognizer import StreamingRecognizer
+from .listening import pause
 
 RATE = 24_000  # of OpenAI's samples
 PROMPT = 1_000  # characters
@@ -80,7 +81,7 @@ class SessionSettings:
     def listener(self, recognizer: StreamingRecognizer) -> StreamingRecognizer:
         """The recogniser, told so."""
         silence = (self.turns or {}).get("silence_duration_ms")
-        return recognizer.told(self.language, prompt=self.prompt, silence=None if silence is None else silence / 1000)
+        return recognizer.told(self.language, prompt=self.prompt, silence=None if silence is None else pause(silence))
 
     def told(self, model: str) -> dict[str, Any]:
         """The settings as a client is told them."""

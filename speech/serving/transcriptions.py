@@ -160,7 +160,7 @@ def _written(made: Transcript, request: Recording) -> Answer:
     usual = request.recognizer.adapter.only_language or "unknown"
     words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in made.words]
     return {
-        "task": request.recognizer.task,
+        "task": request.recognizer.adapter.task,
         "language": request.language or next((one.language for one in made.segments if one.language), usual),
         "duration": len(request.samples) / RATE,
         "text": made.text,

@@ -68,8 +68,9 @@ class StreamingRecognizer:
         words are equal up to rounding, as for `packed`. :meth:`streams` does so without it, and brings the threads.
     language, task, prompt
         For models that can be told, such as a multilingual Whisper: a language such as ``"de"`` or ``"german"``
-        (default None, or ``"auto"``: each segment in the one that it is heard in, which its final tells),
-        ``"transcribe"`` (default) or ``"translate"`` (into English), and names or rare words that may occur.
+        (``"auto"``: each segment in the one that it is heard in, which its final tells), ``"transcribe"`` or
+        ``"translate"`` (into English), and names or rare words that may occur. Default None: language and task are
+        those that the checkpoint's `generation_config` asks for, and else each segment's own, transcribed.
     timer
         The clock for computing time; default `time.perf_counter`. `time.process_time` gives CPU seconds.
 
@@ -102,7 +103,7 @@ class StreamingRecognizer:
         context: int = 200,
         packed: bool = False,
         language: str | None = None,
-        task: str = "transcribe",
+        task: str | None = None,
         prompt: str = "",
         rejoin: float = 0.0,
         batched: bool = False,
@@ -248,7 +249,8 @@ class StreamingRecognizer:
                 language = self.adapter.language_of(encoded)
             prompt = self.adapter.in_language(prompt, language)
             hypothesis = self._decode(encoded, prompt, draft, audio.cache if isinstance(audio, GrowingAudio) else None)
-            hypothesis = replace(hypothesis, language=language) if language else hypothesis
+            asked = int(self.adapter.detects)
+            hypothesis = replace(hypothesis, language=language, forwards=hypothesis.forwards + asked)
             looping = not hypothesis.ended or repeats(self.adapter.text(hypothesis.tokens))
             whole = self._encode_in_full(samples) if looping else None
             if whole is None:

@@ -66,7 +66,8 @@ class Segment:
         return Partial(stable, unstable, delta, time)
 
     def note(self, stats: StreamStats, heard: float, ready: float) -> None:
-        """Keep when words were committed, and when there was the first text."""
+        """Keep when words were committed, when there was the first text, and what the policy asked of the decoder."""
+        stats.decoder_calls += self.commitment.passes
         self.times += [(heard, ready)] * (len(self.commitment.committed) - len(self.times))
         if self.began is not None and self.shown:
             stats.first_partial.add(self.began, heard, ready)

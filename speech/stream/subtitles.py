@@ -17,9 +17,8 @@ from mmaccel.method import is_count, is_number
 from ..families.adapter import Word
 from .balanced import balanced
 from .events import Final
-from .units import behind, units
+from .units import behind, ends_sentence, units
 
-SENTENCE_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 LONGEST_PAUSE = 1.0  # seconds between words of one subtitle
 
 
@@ -159,7 +158,7 @@ def _passages(words: Sequence[Word], layout: SubtitleLayout) -> list[list[Word]]
     passages: list[list[Word]] = []
     text = ""
     for word in words:
-        sentence = text.endswith(SENTENCE_ENDS) and len(text) >= layout.width / 2
+        sentence = ends_sentence(text) and len(text) >= layout.width / 2
         if not passages or sentence or word.start - passages[-1][-1].end > LONGEST_PAUSE:
             passages.append([])
             text = ""

@@ -59,7 +59,7 @@ def transcribe(
     context: int = 200,
     progress: bool | None = None,
     language: str | None = None,
-    task: str = "transcribe",
+    task: str | None = None,
     prompt: str = "",
     rejoin: float = 0.0,
 ) -> Transcript:

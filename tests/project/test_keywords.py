@@ -15,7 +15,7 @@ from mmaccel.image import examples as image_examples
 
 TESTS = Path(__file__).parents[1]
 CLASSES = (
-    mmaccel.Comparison, mmaccel.Plan, mmaccel.Session, mmaccel.Tuning, speech.BackgroundStream, speech.NemotronStream,
+    mmaccel.Comparison, mmaccel.Plan, mmaccel.Session, mmaccel.Tuning, speech.BackgroundStream,
     speech.SpeechStream, speech.StreamingCodecDecoder, speech.StreamingRecognizer, speech.SubtitleLayout,
     speech.Transcript, vlm.VideoFrames, vlm.VideoStream,
 )  # fmt: skip

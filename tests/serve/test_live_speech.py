@@ -256,6 +256,8 @@ REFUSED = (
     ("/v1/listen?sample_rate=x", {}, 400, "rate='x'"),
     ("/v1/listen?sample_rate=1", {}, 400, "sample_rate=1"),
     ("/v1/listen?diarize=true", {}, 400, "'diarize' is not used here"),
+    ("/v1/listen?endpointing=soon", {}, 400, "endpointing='soon': give a whole number"),
+    ("/v1/listen?language=de-DE", {}, 400, "language='de-DE'"),
     ("/v1/listen?model=nova-3", {}, 400, "model='nova-3'"),
     ("/v1/realtime?model=gpt-realtime", {}, 400, "model='gpt-realtime'"),
     ("/v1/realtime", {"additional_headers": {"Origin": "http://evil.example"}}, 403, ""),
@@ -268,6 +270,37 @@ def test_what_is_not_taken_is_refused_before_it_is_opened(address, path, more, s
         socket(address, path, **more)
     response = refused.value.response
     assert response.status_code == status and said in response.body.decode()
+
+
+@pytest.mark.parametrize("asked", ("language=en-US&endpointing=10", "endpointing=false", "endpointing=true"))
+def test_what_deepgram_s_clients_ask_for_by_default_is_taken(address, asked):
+    with socket(address, f"/v1/listen?{asked}") as line:
+        line.send('{"type": "CloseStream"}')
+        assert json.loads(line.recv())["type"] == "Metadata"
+
+
+@pytest.mark.parametrize(("asked", "seconds"), ((50, 0.1), (800, 0.8)))
+def test_a_pause_is_as_long_as_is_asked_for_and_as_can_be_told(listener, asked, seconds):
+    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    turns = {"type": "server_vad", "silence_duration_ms": asked}
+    update = {"type": "session.update", "session": {"audio": {"input": {"turn_detection": turns}}}}
+    (told,) = conversation.take(json.dumps(update))
+    assert told["type"] == "session.updated"
+    assert conversation._listening._recognizer.endpoint.silence == seconds
+
+
+def test_settings_behind_a_commit_are_answered_once_the_last_words_are(address, samples):
+    """By this the page that listens knows that it has all."""
+    with socket(address, "/v1/realtime") as line:
+        for chunk in raw(samples, 24_000)[:4]:
+            audio = base64.b64encode(chunk).decode()
+            line.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+        line.send('{"type": "input_audio_buffer.commit"}')
+        line.send('{"type": "session.update", "session": {}}')
+        kinds = []
+        while kinds[-1:] != ["session.updated"]:
+            kinds.append(json.loads(line.recv())["type"])
+    assert kinds[-2] == DONE
 
 
 def test_a_text_among_samples_closes_the_stream(address):

@@ -50,7 +50,12 @@ def test_words_have_their_times(ask, recording, made):
     assert told.duration == pytest.approx(9.98, abs=0.2)
     few = ask.create(model="moonshine-tiny", file=recording, response_format="verbose_json")
     assert few.words is None
-    assert told.language == few.language == "unknown", "Moonshine has variants for languages, and none of them says so"
+    assert told.language == few.language == "english", "it is the checkpoint of English"
+
+
+def test_an_english_model_takes_english(ask, recording, made):
+    for language in ("en", "en-US"):
+        assert ask.create(model="moonshine-tiny", file=recording, language=language).text == made.text
 
 
 def test_a_stream_of_events_has_the_same_text(ask, recording, made):

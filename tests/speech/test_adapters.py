@@ -257,15 +257,27 @@ def test_other_languages_have_more_tokens_in_a_second():
     english = WhisperAdapter(examples.whisper()[0])
     assert english.limit(1) == 11 and (english.only_language, multilingual.only_language) == ("english", "")
     moonshine = MoonshineAdapter(examples.moonshine()[0])
-    for name, most in (
-        ("UsefulSensors/moonshine-tiny-ja", 134),
-        ("models/moonshine-base-uk/", 134),
-        ("UsefulSensors/moonshine-tiny", 69),
-        ("moonshine-tiny-en", 69),
-        ("speech/moonshine-tiny-0123456789ab", 69),
+    for name, most, language in (
+        ("UsefulSensors/moonshine-tiny-ja", 134, "japanese"),
+        ("models/moonshine-base-uk/", 134, "ukrainian"),
+        ("UsefulSensors/moonshine-tiny", 69, "english"),
+        ("moonshine-tiny-en", 69, "english"),
+        ("speech/moonshine-tiny-0123456789ab", 69, "english"),
+        ("runs/moonshine-of-mine", 69, ""),
     ):
         moonshine.target.name_or_path = name
-        assert moonshine.limit(10) == most
+        assert moonshine.limit(10) == most and moonshine.only_language == language
+
+
+def test_an_old_configuration_makes_no_model_english():
+    """It says neither whether there are other languages nor which; the vocabulary is OpenAI's multilingual one."""
+    old = WhisperAdapter(examples.whisper(vocab_size=51_865)[0])
+    assert old.limit(0.5) == 24 and old.only_language == "" and old.language_of(None) == ""
+    old.instruct(task="transcribe")
+    for told in ({"language": "hi"}, {"language": "en"}, {"task": "translate"}):
+        with pytest.raises(SettingError, match=r"names no languages: model.generation_config = GenerationConfig"):
+            old.instruct(**told)
+    assert old.prompt() == [1]
 
 
 def test_heads_ends_and_starts():
@@ -274,6 +286,9 @@ def test_heads_ends_and_starts():
     assert moonshine.heads() == {2: every} and whisper.heads() == {1: every, 2: every}  # of three layers
     whisper.target.generation_config.alignment_heads = [[0, 3], [2, 1], [0, 1]]
     assert whisper.heads() == {0: [3, 1], 2: [1]}
+    for teacher in ([[0, 1], [7, 0], [10, 17]], [[0, 1], [2, 4]]):  # of a larger model, kept by a distilled one
+        whisper.target.generation_config.alignment_heads = teacher
+        assert whisper.heads() == {1: every, 2: every}
     whisper.target.generation_config.eos_token_id = [2, 9]
     whisper.target.generation_config.decoder_start_token_id = 7
     assert whisper.end_tokens == {2, 9} and whisper.prompt() == [7]
@@ -391,8 +406,8 @@ def _multilingual():
     settings.is_multilingual, settings.no_timestamps_token_id, settings.prev_sot_token_id = True, 63, 41
     settings.lang_to_id = {"<|en|>": 20, "<|de|>": 21, "<|fr|>": 22}
     settings.task_to_id = {"transcribe": 30, "translate": 31}
-    adapter = WhisperAdapter(model, context_frames=None, language="de")
-    adapter.processor = examples.whisper_processor()
+    adapter = WhisperAdapter(model, context_frames=None)
+    adapter.language, adapter.processor = "de", examples.whisper_processor()
     return adapter, arguments
 
 

@@ -29,6 +29,7 @@ from mmaccel.speech.bench.playback import listen, play
 from mmaccel.speech.families.adapter import Word
 from mmaccel.speech.families.moonshine import MoonshineAdapter
 from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
+from mmaccel.speech.stream.events import Endpoint, Final
 from mmaccel.testing.untrained import untrained
 
 pytest.importorskip("jiwer")
@@ -118,6 +119,18 @@ def test_a_stream_tells_its_listener_of_early_ends():
     found = benchmark.lags(recordings(), heard.playbacks)
     assert found["eager"]["early"] == found["eager"]["tellings"] >= 1
     assert found["eager"]["heard_p50"] < found["finalisation"]["heard_p50"]
+
+
+def test_the_pause_of_a_noise_is_not_that_of_the_words_behind_it():
+    """A cough had no words; the speech behind it is cut by its length, and only then ends at a pause."""
+    final = Final("w1", (), 2.0, 17.0)
+    told = iter([[Endpoint(1.0)], [final], [Endpoint(20.0), final]])
+    listener = StreamListener(SimpleNamespace(push=lambda chunk: next(told), finish=list))
+    ended = []
+    for _ in range(3):
+        listener.push(torch.zeros(800))
+        ended.append(list(listener.ended))
+    assert ended == [[], [], [(20.0, False)]]
 
 
 def test_rows_of_streams():

@@ -119,8 +119,6 @@ def test_frames_that_changed_are_projected_again(adapter):
     other = states(20, 1)
     assert difference(cache.update(adapter, other), full(adapter, other)) < 1e-6
     assert cache.projected == 65 and cache.length == 20
-    cache.reset()
-    assert cache.length == cache.nbytes() == 0
 
 
 def test_states_changed_in_place_are_noticed():
@@ -170,7 +168,7 @@ def test_a_segment_that_grows():
 
 def test_the_adapter_of_moonshine_streaming():
     adapter = MoonshineStreamingAdapter(streaming())
-    assert adapter.frame_seconds == 0.02 and adapter.lookahead == pytest.approx(0.24)
+    assert adapter.frame_seconds == 0.02 and adapter.begin().lookahead == 12
     assert adapter.longest == pytest.approx(81.92)
     assert adapter.prompt("before") == [1] and adapter.end_tokens == {2} and adapter.limit(2.0) == 17
     samples = 0.1 * torch.randn(RATE + 33, generator=torch.Generator().manual_seed(0))

@@ -62,6 +62,36 @@ def test_the_tokens_are_those_of_the_model(multilingual, told):
     assert len(found) > 4 and wanted[0].tolist()[-len(found) :] == list(found)
 
 
+@pytest.mark.parametrize(
+    "own",
+    (
+        {"language": "de"},
+        {"language": "<|de|>", "task": "translate"},
+        {"task": "translate"},
+        {"forced_decoder_ids": [[1, 51], [2, 53], [3, 60]]},
+        {"forced_decoder_ids": [[1, None], [2, 53]]},
+        {"forced_decoder_ids": [[1, 51], [2, 53]], "lang_to_id": None},
+    ),
+)
+def test_a_checkpoint_s_own_language_and_task_are_those_of_its_generate(multilingual, own):
+    model, samples = multilingual.target, examples.sound()[0]
+    for name, value in own.items():
+        if value is None:
+            delattr(model.generation_config, name)
+        else:
+            setattr(model.generation_config, name, value)
+    adapter = WhisperAdapter(model, context_frames=None)
+    asr = speech.StreamingRecognizer(adapter, multilingual.processor, endpoint=speech.EnergyEndpoint(longest=4.0))
+    found = asr.hear(samples, asr.adapter.prompt())[1].tokens
+    extractor = multilingual.processor.feature_extractor
+    features = extractor(samples.numpy(), sampling_rate=16_000, return_tensors="pt").input_features
+    wanted = model.generate(features, max_new_tokens=len(found), do_sample=False)
+    assert len(found) > 4 and wanted[0].tolist()[-len(found) :] == list(found)
+    if "lang_to_id" not in own:
+        assert asr.told("en", "transcribe").adapter.prompt() == [1, 50, 52, 60]
+        assert asr.told("auto").adapter.language is None
+
+
 def test_other_languages_are_other_texts(multilingual):
     encoded, found = multilingual.encode(examples.sound()[0]), set()
     for told in (("en", "transcribe"), ("de", "transcribe"), ("de", "translate"), ("de", "translate", "w3 w5")):
@@ -121,7 +151,9 @@ def test_what_a_multilingual_model_lacks(multilingual, told, error, message):
 @pytest.mark.parametrize("told", ({"language": "de"}, {"task": "translate"}))
 def test_an_english_whisper_says_what_it_is(told):
     adapter = WhisperAdapter(examples.whisper()[0])
-    adapter.instruct("english")
+    for language in ("english", "en-US", "en_GB"):
+        adapter.instruct(language)
+    assert adapter.prompt() == [1] and adapter.language_of(None) == ""
     with pytest.raises(SettingError, match="knows English only, take a multilingual one"):
         adapter.instruct(**told)
 
@@ -149,3 +181,36 @@ def test_other_models_say_which_do(told):
     adapter.instruct()
     with pytest.raises(SettingError, match="MoonshineForConditionalGeneration takes none; a multilingual Whisper does"):
         adapter.instruct(**told)
+
+
+def test_a_model_takes_the_language_that_it_has():
+    """As every client says it, with or without a country."""
+    model = examples.moonshine()[0]
+    model.name_or_path = "UsefulSensors/moonshine-tiny-uk"
+    adapter = MoonshineAdapter(model)
+    for language in ("uk", "uk-UA", "Ukrainian"):
+        adapter.instruct(language)
+    for language in ("en", "de-DE"):
+        with pytest.raises(SettingError, match=f"language='{language}': MoonshineForConditionalGeneration takes none"):
+            adapter.instruct(language)
+
+
+def test_the_country_of_a_language_makes_no_other(multilingual):
+    multilingual.instruct("de-AT")
+    assert multilingual.prompt() == [1, 51, 52, 60]
+    with pytest.raises(UnknownNameError, match="unknown language 'pt': choose from 'en', 'de'"):
+        multilingual.instruct("pt-BR")
+
+
+@pytest.mark.parametrize("told", (None, "de"))
+def test_passes_that_ask_for_the_language_are_counted(multilingual, told):
+    endpoint, passes, timed = speech.EnergyEndpoint(longest=4.0), [], []
+    asr = speech.StreamingRecognizer(multilingual, endpoint=endpoint, language=told)
+    boundaries = asr.adapter._boundaries
+    asr.adapter._boundaries = lambda *given: timed.append(given) or boundaries(*given)
+    asr.adapter.target.get_decoder().register_forward_hook(lambda *_: passes.append(1))
+    with asr.stream(update_interval=0.2) as stream:
+        stream.push(torch.nn.functional.pad(examples.sound()[0], (3200, 0)))
+        stream.finish()
+    assert stream.stats.partial_decodes > 1 and timed
+    assert stream.stats.decoder_calls + len(timed) == len(passes)

@@ -1,7 +1,9 @@
 """The microphone, with a stand-in for the package that opens it."""
 
 import json
+import signal
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -94,19 +96,28 @@ def test_without_the_package_its_install_is_told(monkeypatch):
 
 
 def test_without_a_file_live_listens_to_it(records, samples, monkeypatch, tmp_path, capsys):
+    """Ctrl+C comes while the model still works on the first chunk: what waits behind that is heard too."""
     model, processor = examples.moonshine()[0], examples.moonshine_processor()
     monkeypatch.setattr("mmaccel.speech.families.weights.load", lambda *_: (model, processor))
-    made = records()
-    pushed = []
-    push = speech.stream.stream.SpeechStream.push
+    made, recorded = records(), threading.Event()
+    handed, pushed = [], []
+    hand, push = speech.BackgroundStream.push, speech.SpeechStream.push
 
-    def note(stream, chunk, *more):
+    def note(background, chunk):
+        hand(background, chunk)
+        handed.append(chunk)
+        if len(handed) == 10:
+            recorded.set()
+
+    def slow(stream, chunk, *more, **told):
+        if not pushed:
+            assert recorded.wait(20)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         pushed.append(bytes(chunk))
-        if len(pushed) == 10:
-            raise KeyboardInterrupt
-        return push(stream, chunk, *more)
+        return push(stream, chunk, *more, **told)
 
-    monkeypatch.setattr(speech.stream.stream.SpeechStream, "push", note)
+    monkeypatch.setattr(speech.BackgroundStream, "push", note)
+    monkeypatch.setattr(speech.SpeechStream, "push", slow)
     path = tmp_path / "said.json"
     assert cli.main(["run", "speech", "--live", "--endpoint", "energy", "-o", str(path)]) == 0
     assert b"".join(pushed) == samples.numpy().tobytes()

@@ -4,21 +4,16 @@ import pytest
 import torch
 from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeatureExtractor, NemotronAsrStreamingForRNNT
 
+from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import SettingError
 from mmaccel.speech.families.nemotron import NemotronStream
 
 BLANK, BLANKS, RATE = 24, 9.0, 16_000
 
 
-class Letters:
-    def decode(self, tokens, **_):
-        return "".join(chr(ord("a") + token) for token in tokens)
-
-
 class Processor:
     def __init__(self):
         self.feature_extractor = NemotronAsrStreamingFeatureExtractor(feature_size=16)
-        self.tokenizer = Letters()
 
 
 def build():
@@ -90,33 +85,35 @@ def offline(model, processor, samples, lookahead):
     return frames, tokens
 
 
-def streamed(model, processor, samples, lookahead, chunk):
+def watched(model, processor, lookahead=1):
+    """A stream, and the frames that its encoder has made."""
     stream, frames = NemotronStream(model, processor, lookahead), []
     encode = stream._encode
     stream._encode = lambda: frames.append(encode()) or frames[-1]
-    text = "".join(stream.push(piece) for piece in samples.split(chunk)) + stream.finish()
-    return torch.cat(frames, 1), text, stream
+    return stream, frames
+
+
+def tokens_of(emissions):
+    return [one.token for one in emissions]
+
+
+def streamed(model, processor, samples, lookahead, chunk):
+    """Encoder frames and tokens."""
+    stream, frames = watched(model, processor, lookahead)
+    found = [one for piece in samples.split(chunk) for one in stream.hear(piece)] + stream.rest()
+    return torch.cat(frames, 1), tokens_of(found)
 
 
 @pytest.mark.parametrize("lookahead", (13, 6, 1, 0))
 def test_pushed_is_offline(model, processor, lookahead):
     samples = sound(4.0)
     frames, tokens = offline(model, processor, samples, lookahead)
-    text = Letters().decode(tokens)
     assert len(set(tokens)) > 4, "a model that says nothing would prove nothing"
     for chunk in (333, 8000, 10**6):
-        pushed, said, stream = streamed(model, processor, samples, lookahead, chunk)
+        pushed, said = streamed(model, processor, samples, lookahead, chunk)
         assert pushed.shape == frames.shape
         assert float((pushed - frames).abs().max()) < 1e-4 * float(frames.abs().max())
-        assert said == text and stream.tokens == len(tokens) and stream.frames == frames.shape[1]
-
-
-def test_latency(model, processor):
-    latencies = [NemotronStream(model, processor, lookahead).latency for lookahead in (13, 6, 1, 0)]
-    assert latencies == pytest.approx([1.12, 0.56, 0.16, 0.08])
-    slow = Processor()
-    slow.feature_extractor.sampling_rate = 8_000
-    assert NemotronStream(model, slow, 1).latency == pytest.approx(0.32)
+        assert said == tokens
 
 
 def test_the_lookaheads_that_the_processor_names(model):
@@ -131,32 +128,32 @@ def test_a_model_that_never_falls_silent(processor):
     """At most so many tokens at a frame, and as many at the first."""
     model = build()
     model.joint.head.bias.data[BLANK] = -1e4
-    stream = NemotronStream(model, processor, 0)
+    (stream, frames), found = watched(model, processor, 0), []
     for piece in sound(0.4).split(1600):
-        stream.push(piece)
-        assert stream.tokens == 3 * stream.frames > 0
+        found += stream.hear(piece)
+        assert len(found) == 3 * sum(part.shape[1] for part in frames) > 0
 
 
 def test_other_precisions(model, processor):
     """Samples are kept in float32, and features go to the model in its own precision."""
-    stream, samples = NemotronStream(model, processor), sound(0.5)
+    (stream, frames), samples = watched(model, processor), sound(0.5)
     twice = NemotronStream(model, processor)
-    assert stream.push(samples) == twice.push(samples.double()) and stream.nbytes() == twice.nbytes()
-    low = NemotronStream(build().bfloat16(), processor)
-    low.push(samples)
-    assert low.frames == stream.frames > 0
+    assert stream.hear(samples) == twice.hear(samples.double()) and torch.equal(stream._samples, twice._samples)
+    low, others = watched(build().bfloat16(), processor)
+    low.hear(samples)
+    assert len(others) == len(frames) > 0
 
 
-def test_text_only_grows_and_comes_in_time(model, processor):
-    """What came out is final, and nothing waits longer than the latency and half a window."""
+def test_tokens_stay_and_come_in_time(model, processor):
+    """What came out is final, and nothing waits longer than two frames of 80 ms and half a window."""
     samples = sound(2.0)
-    _, text, _ = streamed(model, processor, samples, 1, 10**6)
-    stream, said = NemotronStream(model, processor), ""
+    _, tokens = streamed(model, processor, samples, 1, 10**6)
+    (stream, frames), said = watched(model, processor), []
     for end in range(160, len(samples) + 1, 160):
-        said += stream.push(samples[end - 160 : end])
-        assert text.startswith(said)
-        assert stream.frames * 0.08 > (end - 256) / RATE - stream.latency - 0.01
-    assert said + stream.finish() == text
+        said += tokens_of(stream.hear(samples[end - 160 : end]))
+        assert tokens[: len(said)] == said
+        assert sum(part.shape[1] for part in frames) * 0.08 > (end - 256) / RATE - 0.16 - 0.01
+    assert said + tokens_of(stream.rest()) == tokens
 
 
 def test_two_streams_on_one_model(model, processor):
@@ -164,11 +161,11 @@ def test_two_streams_on_one_model(model, processor):
     before = set(vars(model))
     sounds = [sound(1.5, 1), sound(1.5, 2)]
     alone = [streamed(model, processor, samples, 0, 4000)[1] for samples in sounds]
-    streams, said = [NemotronStream(model, processor, 0) for _ in sounds], ["", ""]
+    streams, said = [NemotronStream(model, processor, 0) for _ in sounds], [[], []]
     for pieces in zip(*(samples.split(1111) for samples in sounds), strict=True):
         for number, piece in enumerate(pieces):
-            said[number] += streams[number].push(piece)
-    assert [text + stream.finish() for text, stream in zip(said, streams, strict=True)] == alone
+            said[number] += tokens_of(streams[number].hear(piece))
+    assert [tokens + tokens_of(stream.rest()) for tokens, stream in zip(said, streams, strict=True)] == alone
     assert alone[0] != alone[1] and set(vars(model)) == before
 
 
@@ -176,72 +173,32 @@ def test_memory_is_bounded(model, processor):
     stream = NemotronStream(model, processor, 1)
     sizes = []
     for seed in range(5):
-        stream.push(sound(1.6, seed))
-        sizes.append(stream.nbytes())
-    assert sizes[1] == sizes[-1] < 100_000 and len(stream._tail) <= 32
+        stream.hear(sound(1.6, seed))
+        sizes.append(tensor_bytes([stream._samples]) + layer_bytes(stream._caches["past_key_values"].layers))
+    assert sizes[1] == sizes[-1] < 100_000
     assert stream._samples.untyped_storage().nbytes() == stream._samples.nbytes, "a view holds all that was heard"
     assert not stream._caches["past_key_values"].layers[0].keys.requires_grad
-    stream.finish()
+    stream.rest()
     assert not stream._caches["past_key_values"].layers[0].keys.requires_grad
-
-
-def test_a_character_of_several_tokens_waits(model, processor):
-    """Nothing is shown that would have to be taken back."""
-
-    class Bytes:
-        def decode(self, tokens, **_):
-            return bytes(tokens).decode("utf-8", errors="replace")
-
-    other = Processor()
-    other.tokenizer = Bytes()
-    stream = NemotronStream(model, other)
-    first, second = "é".encode()
-    assert [stream._text([97, first]), stream._text([second]), stream._text([98, first], last=True)] == [
-        "",
-        "aé",
-        "b\ufffd",
-    ]
-    stream = NemotronStream(model, other)
-    assert stream._text([98, first]) == "" and stream.finish() == "b\ufffd", "the end shows what there is"
-
-
-def test_spaces_between_pushes(model, processor):
-    """Tokens are decoded behind those before, also where a push brought none in between."""
-
-    class Spaced:
-        def decode(self, tokens, **_):
-            return " ".join(map(chr, tokens))
-
-    other = Processor()
-    other.tokenizer = Spaced()
-    stream = NemotronStream(model, other)
-    assert [stream._text(tokens) for tokens in ([97], [], [98, 99], [], [100])] == ["a", "", " b c", "", " d"]
 
 
 def test_where_a_stream_begins(model, processor, monkeypatch):
-    """From the token that the generation starts with; the audio that waits counts as memory."""
+    """From the token that the generation starts with."""
     monkeypatch.setattr(model.generation_config, "decoder_start_token_id", 3)
     stream = NemotronStream(model, processor)
-    assert stream._greedy.last == 3 and stream.nbytes() == 4 * processor.feature_extractor.n_fft // 2
+    assert stream._greedy.last == 3
     monkeypatch.setattr(model.generation_config, "decoder_start_token_id", None)
     assert NemotronStream(model, processor)._greedy.last == model.config.blank_token_id
 
 
-def test_marks_are_no_text(model, processor):
-    other, asked = Processor(), []
-    other.tokenizer.decode = lambda tokens, **more: asked.append(more) or "a"
-    NemotronStream(model, other)._text([3])
-    assert asked == [{"skip_special_tokens": True}]
-
-
 def test_nothing_and_bad_input(model, processor):
-    assert NemotronStream(model, processor).finish() == ""
+    assert NemotronStream(model, processor).rest() == []
     with pytest.raises(SettingError, match=r"lookahead=3\): the model was trained with 13, 6, 1, 0"):
         NemotronStream(model, processor, 3)
     stream = NemotronStream(model, processor)
     for samples in (torch.zeros(1, 80), torch.zeros(80, dtype=torch.int16)):
         with pytest.raises(SettingError, match=r"pass one row \[n\] of floats"):
-            stream.push(samples)
-    stream.finish()
+            stream.hear(samples)
+    stream.rest()
     with pytest.raises(SettingError, match="finished"):
-        stream.push(torch.zeros(10))
+        stream.hear(torch.zeros(10))

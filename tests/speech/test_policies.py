@@ -189,6 +189,26 @@ def look(commitment, tokens, frames, seconds):
     return commitment.update(SegmentHypothesis(Looking(frames), encoded, (), tuple(tokens), True))
 
 
+class Watching(scripted.ScriptedAdapter):
+    """A scripted adapter that looks at the end of each word."""
+
+    looks = 0
+
+    def attention(self, encoded, tokens, prompt):
+        self.looks += 1
+        ends = [round(last) for _, _, last in encoded.hidden_states[0].tolist()]
+        return torch.nn.functional.one_hot(torch.tensor([*ends, 2_999]), 3_000).float()
+
+
+def test_passes_of_a_policy_are_counted():
+    asr = StreamingRecognizer(Watching(), policy=AlignAtt(), endpoint=EnergyEndpoint())
+    with asr.stream() as stream:
+        stream.push(scripted.spoken(range(9)))
+        stream.finish()
+    assert asr.adapter.looks > 3 and stream.stats.committed > 3
+    assert stream.stats.decoder_calls == asr.adapter.target.calls + asr.adapter.looks
+
+
 def test_align_att_by_hand():
     """Half a second before the end words are open, and so is a word whose last part is."""
     commitment = AlignAtt(margin=0.5).begin()

@@ -15,6 +15,7 @@ from mmaccel import speech
 from mmaccel.cli import main as cli
 from mmaccel.cli.command import Command
 from mmaccel.speech import command as run_commands
+from mmaccel.speech.decoding.redecode import decode
 from mmaccel.speech.modality import Speech
 from mmaccel.speech.stream.events import Endpoint, Final, Partial
 from mmaccel.speech.stream.live_text import CLEAR, LiveText
@@ -290,7 +291,7 @@ def test_real_speech(moonshine, voice):
     assert stream.stats.decoder_calls < stream.stats.tokens * 1.2
     final = finals[-1]
     piece = samples[round(final.start * 16_000) : round(final.end * 16_000)]
-    plain = speech.decode(asr.adapter, asr.adapter.encode(piece), asr.adapter.prompt())
+    plain = decode(asr.adapter, asr.adapter.encode(piece), asr.adapter.prompt())
     assert plain.tokens == final.tokens
     words = made.words
     assert all(0 <= a.start <= a.end <= b.end <= 10 for a, b in zip(words, words[1:], strict=False))

@@ -706,7 +706,7 @@ def test_what_transcribe_is_told_reaches_the_recogniser(monkeypatch):
     monkeypatch.setattr(f"{module}.as_recognizer", lambda *args, **told: seen.append((*args, told)) or "asr")
     transcribe("talk.wav")
     transcribe("talk.wav", "whisper", "letters", "energy", 7, True, "de", "translate", "Molloy", 14.0)
-    usual = {"language": None, "task": "transcribe", "prompt": "", "rejoin": 0.0}
+    usual = {"language": None, "task": None, "prompt": "", "rejoin": 0.0}
     assert seen[0] == ("moonshine-tiny", None, "auto", 200, usual) and seen[1] == ("sound of talk.wav", "asr", None)
     other = {"language": "de", "task": "translate", "prompt": "Molloy", "rejoin": 14.0}
     assert seen[2] == ("whisper", "letters", "energy", 7, other) and seen[3] == ("sound of talk.wav", "asr", True)

@@ -46,6 +46,10 @@ def test_short_ones_stay_until_they_are_read():
 def test_sentences_and_pauses_part_subtitles():
     first = said("This is the end of a sentence. Here is another.")
     assert [cue.lines for cue in cues([first])] == [("This is the end of a sentence.",), ("Here is another.",)]
+    for text in ('He said "no more than that." She left.', "वह कल शाम को घर गया था। वह चला गया।"):
+        quoted = said(text)
+        end = max(text.find(mark) for mark in ('." ', "। ")) + 2
+        assert [cue.lines for cue in cues([quoted])] == [(text[:end].strip(),), (text[end:].strip(),)]
     paused = Final("one two", (Word("one", 0, 1), Word("two", 3, 4)), 0, 4)
     assert [cue.lines for cue in cues([paused])] == [("one",), ("two",)]
 
