@@ -12,8 +12,8 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.adapter import find_adapter
 from mmaccel.demos.families.visual_models import build
-from mmaccel.demos.families.visual_table import MERGING, still
-from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.demos.families.visual_table import KEYED, MERGING, still
+from mmaccel.errors import ConflictError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.decoder.call import Call, GenerateRun
@@ -272,6 +272,25 @@ def test_attention_that_cannot_be_read_drops_nothing_and_says_so():
     with mmaccel.accelerate(model, vlm.FastV(keep=0.3)) as fast:
         assert torch.equal(fast.generate(**arguments(1)), plain) and not fast.report.engaged
         assert (
+@pytest.mark.parametrize("family", ("onevision", "qwen2_5_vl"))
+def test_guesses_that_come_with_a_prompt_of_embeddings_leave_it_to_the_model(family):
+    """It would take the last logits of the prompt for those of the guesses."""
+    model, arguments = getattr(visual_examples, family)()
+    call = arguments(1)
+    call["input_ids"][0, -4:] = call["input_ids"][0, :4]
+    plain = model.generate(**dict(call))
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.3)) as fast:
+        assert torch.equal(fast.generate(**call, prompt_lookup_num_tokens=4), plain) and not fast.report.engaged
+        assert fast.report.warnings == ["vlm.VidCom2(keep=0.3) ran plainly: prompt_lookup_num_tokens was given"]
+        first = fast.generate(**call, return_dict_in_generate=True)
+        assert fast.report.engaged
+        ids = torch.cat([first.sequences, call["input_ids"]], 1)
+        again = {**call, "input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": None}
+        again |= {"past_key_values": first.past_key_values, "prompt_lookup_num_tokens": 4}
+        with pytest.raises(PromptError, match="prompt_lookup_num_tokens was given with a picture behind a shortened"):
+            fast.generate(**{name: value for name, value in again.items() if value is not None})
+
+
             "nothing was dropped inside the language model: some of its layers have a sliding window"
             in fast.report.warnings
         )

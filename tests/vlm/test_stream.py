@@ -548,6 +548,9 @@ def test_a_line_ends_after_the_video_where_the_family_has_it_so(parts, monkeypat
     stream.push(frames(2))
     monkeypatch.setattr(stream.adapter, "line_ends", ends, raising=False)
     ids, embeds = stream._prompt("what moves up?")
+    for more in ({"prompt_lookup_num_tokens": 4}, {"assistant_model": stream.model}, {"prefill_chunk_size": 8}):
+        with pytest.raises(SettingError, match=f"{next(iter(more))}: a stream is read as embeddings"):
+            stream.ask("what moves up?", **more)
     shown = (ids[0] == stream.adapter.token_id("video")).nonzero().flatten()
     assert len(shown) == stream.memory.count + ends and embeds.shape[1] == ids.shape[1]
 

@@ -22,7 +22,7 @@ from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
 from ..decoder.generation import copies, plain_keys
 from ..decoder.method import DecoderMethod
-from ..input.arguments import replace
+from ..input.arguments import replace, unread_beside
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
@@ -170,10 +170,16 @@ class VisualAdapter(DecoderAdapter):
             return None
         before = None if turn is None else turn.cuts
         prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)
+        given = self.inputs(prompt)
+        if unread := unread_beside(self.target, kwargs, given):
+            if turn is not None:
+                raise PromptError(f"{unread} was given with a picture behind a shortened prompt: leave it out")
+            run.warn(f"{method} ran plainly: {unread} was given")
+            return None
         if prompt is None:
             return None
         self._warn(method, prompt, run)
-        replace(kwargs, prompt, self.target, self.pixel_arguments, self.inputs(prompt))
+        replace(kwargs, prompt, self.target, self.pixel_arguments, given)
         if cache is not None and turn is None:
             remember(cache, self, None)  # until the call has ended well
         self.cuts = cuts = before or self._new_cuts(method, prompt, run, kwargs)
