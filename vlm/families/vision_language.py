@@ -42,6 +42,7 @@ class VisionLanguageAdapter(VisualAdapter):
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
+        self.counted = self.row.counted
         self.row = row_of(target)
         self.stacked, self.carried = False, None
         deep = getattr(target.config.vision_config, "deepstack_visual_indexes", None) or ()
@@ -201,7 +202,7 @@ class VisionLanguageAdapter(VisualAdapter):
         before = self.model.rope_deltas
         positions: torch.Tensor = rule(ids, given)
         self.model.rope_deltas = before
-        if len(positions) > 3:  # a count comes before time, row and column
+        if len(positions) > 3 or not self.counted:  # a count comes before time, row and column
             return positions
         text = torch.arange(ids.shape[1], device=ids.device).expand(1, *ids.shape)
         return torch.cat([text, positions])

@@ -47,6 +47,8 @@ class VisualAdapter(DecoderAdapter):
     first_cut
         The first layer of the decoder before which visual tokens may be dropped.
     cuts
+    counted
+        Whether a count comes before the axes of its positions.
         Tokens dropped inside the decoder in the current call.
     last
         The prompt of the last call, and the tokens cut from it inside the decoder.
@@ -54,6 +56,7 @@ class VisualAdapter(DecoderAdapter):
 
     first_cut: int = 1
 
+    counted: bool = True
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.cuts: Cuts | None = None
@@ -246,12 +249,8 @@ class VisualAdapter(DecoderAdapter):
         found = {kind: [visual.to(device) for visual in self.encode(kind, method, kwargs, seen)] for kind in kinds}
         names = {kind: self.token_id(kind) for kind in KINDS}
         kwargs = {**kwargs, "attention_mask": mask_of(self.target, kwargs)}
-        return shortened(method, found, names, kwargs, self.positions, self.pad_token, before)
-
-    @property
-    def pad_token(self) -> int:
-        """The token that pads shorter prompts of a batch on the left."""
-        return getattr(self.target.generation_config, "pad_token_id", None) or 0
+        pad = getattr(self.target.generation_config, "pad_token_id", None) or 0
+        return shortened(method, found, names, kwargs, self.positions, pad, before, self.counted)
 
     @torch.no_grad()
     def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any], seen: int = 0) -> list[Visual]:
