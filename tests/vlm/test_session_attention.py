@@ -42,7 +42,7 @@ def left_padded(keys, *starts):
 class Told:
     """A method that notes its calls and answers with a number, or not at all."""
 
-    decodes = True
+    decodes = attends = True
 
     def __init__(self, answer=None):
         self.answer, self.asked, self.after_calls = answer, [], []
