@@ -347,6 +347,19 @@ def test_a_cache_of_a_first_call_that_broke_off_is_refused_unless_nothing_is_in_
 
 
 def test_max_length_below_the_prompt_is_refused_as_by_transformers():
+def test_a_cache_of_fixed_length_that_others_have_used_is_refused():
+    """It counts its tokens in place."""
+    model, arguments = visual_examples.onevision()
+    cache = StaticCache(config=model.config.get_text_config(), max_cache_len=200)
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+        first = fast.generate(**arguments(1, return_dict_in_generate=True), past_key_values=cache)
+        second_turn(fast, first, None, past_key_values=copy.deepcopy(cache))
+        with torch.no_grad():
+            model(input_ids=torch.full((1, 2), 9), past_key_values=cache)
+        with pytest.raises(PromptError, match="after the last call that ended well: start again"):
+            second_turn(fast, first, None, past_key_values=cache)
+
+
     model, arguments = visual_examples.onevision()
     call = {**arguments(1), "max_new_tokens": None, "max_length": 20}
     with pytest.raises(ValueError, match="max_length"):
