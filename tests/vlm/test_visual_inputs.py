@@ -14,6 +14,7 @@ from mmaccel import registry, vlm
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.families import visual_adapter
+from mmaccel.vlm.families.tower import Probe
 from mmaccel.vlm.input.turns import ATTRIBUTE
 from mmaccel.vlm.pruning.compressed import chosen
 from mmaccel.vlm.pruning.compressor import Compressor
@@ -92,7 +93,7 @@ def test_attention_to_tiles_stands_where_the_tile_does():
     model, _ = EXAMPLES["llava_onevision"].build()
     call = picture(model, 32, 64, 3)
     with mmaccel.accelerate(model, Some()) as fast:
-        adapter, probe = fast.adapter, type("Probe", (), {})()
+        adapter, probe = fast.adapter, Probe()
         probe.received = [torch.full((64,), float(tile)) for tile in range(3)]
         probe.keys = [torch.full((64, 2), float(tile)) for tile in range(3)]
         with torch.no_grad():
@@ -346,7 +347,6 @@ def test_a_cache_of_a_first_call_that_broke_off_is_refused_unless_nothing_is_in_
             fast.generate(**arguments(1), past_key_values=midway)
 
 
-def test_max_length_below_the_prompt_is_refused_as_by_transformers():
 def test_a_cache_of_fixed_length_that_others_have_used_is_refused():
     """It counts its tokens in place."""
     model, arguments = visual_examples.onevision()
@@ -360,6 +360,7 @@ def test_a_cache_of_fixed_length_that_others_have_used_is_refused():
             second_turn(fast, first, None, past_key_values=cache)
 
 
+def test_max_length_below_the_prompt_is_refused_as_by_transformers():
     model, arguments = visual_examples.onevision()
     call = {**arguments(1), "max_new_tokens": None, "max_length": 20}
     with pytest.raises(ValueError, match="max_length"):

@@ -264,7 +264,7 @@ class VisualAdapter(DecoderAdapter):
         last = next((number for number, layer in enumerate(layers) if scoring in {*layer.modules()}), len(layers))
         clips = self.clips(kind, kwargs, seen)
         with (
-            nullcontext() if scoring is None else probed(scoring) as probe,
+            nullcontext() if scoring is None else probed(scoring, method.needs_key) as probe,
             merging(method, layers, clips, last) as merged,
         ):
             output = encoder(**arguments, return_dict=True)
