@@ -14,6 +14,7 @@ from mmaccel.demos.training.onevision import shape
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import visual_examples
+from mmaccel.vlm.answering import prepare
 from mmaccel.vlm.stream import video_stream
 from mmaccel.vlm.stream.stream_cache import HEAD, StreamCache
 from mmaccel.vlm.stream.streaming_compression import History
@@ -199,6 +200,26 @@ def test_a_picture_is_one_frame_and_several_are_several(parts):
     other.push(clip[:1])
     other.push(clip[1:])
     assert stream.stats.frames == 3 and torch.equal(stream.memory.tokens(), other.memory.tokens())
+
+
+class Stacking(OnevisionProcessor):
+    """Stacks the frames of a video before it resizes them, as transformers' own do."""
+
+    def __call__(self, *args, videos, **more):
+        for video in videos:
+            np.stack([np.asarray(frame) for frame in video])
+        return super().__call__(*args, videos=videos, **more)
+
+
+def test_frames_of_a_push_may_differ_in_size(parts):
+    model, processor = parts
+    small, large = frames(2), np.random.default_rng(1).integers(0, 255, (48, 80, 3), dtype=np.uint8)
+    chunk = [*small, Image.fromarray(large), large, small[0]]
+    stream, plain = (vlm.VideoStream(model, each) for each in (Stacking(processor.tokenizer, model.config), processor))
+    assert torch.equal(stream.pixels(chunk), prepare(processor, chunk, ["?"])["pixel_values_videos"])
+    for each in (stream, plain):
+        each.push(chunk)
+    assert stream.stats.frames == 5 and torch.equal(stream.memory.tokens(), plain.memory.tokens())
 
 
 def test_a_frame_is_as_new_as_what_is_kept_of_it(parts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from contextlib import nullcontext
 from typing import Any, Self
@@ -143,8 +144,8 @@ class VideoStream:
 
     def pixels(self, chunk: list[Any]) -> torch.Tensor:
         """Pictures as the tower takes them, `[1, F, 3, H, W]`: what :meth:`push` does first, in any thread."""
-        pixels: torch.Tensor = prepare(self.processor, chunk, ["?"])["pixel_values_videos"]
-        return pixels
+        alike = [[*run] for _, run in itertools.groupby(chunk, size_of)]  # processors stack them before they resize
+        return torch.cat([prepare(self.processor, run, ["?"])["pixel_values_videos"] for run in alike], 1)
 
     @torch.no_grad()
     def features(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -213,8 +214,8 @@ class VideoStream:
         SettingError
             If more is asked for than the text of one answer, or guesses for which `generate` reads token ids.
         """
-        config = more.get("generation_config")
         check_answer(self.model, more)
+        config = more.get("generation_config")
         ids, embeds = self._prompt(question)
         self._read()
         bounded = config is not None and (config.max_new_tokens or config.max_length)
