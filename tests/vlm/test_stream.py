@@ -305,6 +305,18 @@ def test_what_is_remembered(policy):
         assert max(np.diff(numbers[:-5])) <= 40 and numbers[0] < 30, "the past is covered"
 
 
+@pytest.mark.parametrize("policy", ("peak_end", "budget"))
+def test_what_is_remembered_does_not_depend_on_the_number_of_the_first_frame(policy):
+    """Frames go on being counted when a stream was closed."""
+    kept = []
+    for first in (0, 300):
+        memory = TokenMemory(20, policy)
+        for number in range(40):
+            memory.add(FrameTokens(first + number, torch.zeros(2, 3), novelty=float(number % 7)))
+        kept.append([frame.number - first for frame in memory.frames])
+    assert kept[0] == kept[1]
+
+
 def test_a_frame_larger_than_the_memory_is_kept_alone():
     memory = TokenMemory(4)
     memory.add(FrameTokens(0, torch.zeros(9, 2), 0.0))
@@ -536,6 +548,9 @@ def test_errors(parts):
     for more in ({"return_dict_in_generate": True}, {"num_return_sequences": 2, "do_sample": True}):
         with pytest.raises(SettingError, match="ask returns the text of one answer"):
             stream.ask("what moves up?", **more)
+    for more in ({"prompt_lookup_num_tokens": 4}, {"assistant_model": stream.model}, {"prefill_chunk_size": 8}):
+        with pytest.raises(SettingError, match=f"{next(iter(more))}: a stream is read as embeddings"):
+            stream.ask("what moves up?", **more)
     assert stream.ask("what moves up?", num_beams=2, return_dict_in_generate=False, num_return_sequences=1)
     stream.close()
     with pytest.raises(PromptError, match="the stream has no frames"):
@@ -569,9 +584,6 @@ def test_a_line_ends_after_the_video_where_the_family_has_it_so(parts, monkeypat
     stream.push(frames(2))
     monkeypatch.setattr(stream.adapter, "line_ends", ends, raising=False)
     ids, embeds = stream._prompt("what moves up?")
-    for more in ({"prompt_lookup_num_tokens": 4}, {"assistant_model": stream.model}, {"prefill_chunk_size": 8}):
-        with pytest.raises(SettingError, match=f"{next(iter(more))}: a stream is read as embeddings"):
-            stream.ask("what moves up?", **more)
     shown = (ids[0] == stream.adapter.token_id("video")).nonzero().flatten()
     assert len(shown) == stream.memory.count + ends and embeds.shape[1] == ids.shape[1]
 
