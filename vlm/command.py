@@ -114,6 +114,8 @@ def watched(arguments: argparse.Namespace) -> None:
 
     method = _of_stream(chosen_methods(arguments)[0], StreamingCompression)
     if arguments.picture:
+    if arguments.preset:
+        raise SettingError(f"--preset {arguments.preset}: a stream takes no preset: leave out --watch, or --preset")
         raise SettingError("--picture: a stream does not keep its frames: leave out --watch")
     model, processor = opened(arguments)
     length, plain = {"max_new_tokens": arguments.max_new_tokens}, None
