@@ -35,6 +35,7 @@ from .tower import Probe, attention_layers, blocks, layer_of, probed, require_re
 
 KINDS = ("image", "video")
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+MASK = "video_compression_mask"  # of the features of videos that have a placeholder: VideoLLaMA 3 leaves out others
 
 
 class VisualAdapter(DecoderAdapter):
@@ -46,17 +47,17 @@ class VisualAdapter(DecoderAdapter):
     ----------
     first_cut
         The first layer of the decoder before which visual tokens may be dropped.
-    cuts
     counted
         Whether a count comes before the axes of its positions.
+    cuts
         Tokens dropped inside the decoder in the current call.
     last
         The prompt of the last call, and the tokens cut from it inside the decoder.
     """
 
     first_cut: int = 1
-
     counted: bool = True
+
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.cuts: Cuts | None = None
@@ -78,7 +79,7 @@ class VisualAdapter(DecoderAdapter):
         calls = [getattr(self.model, f"get_{kind}_features", None) for kind in KINDS]
         calls.append(getattr(self.model, "get_rope_index", None))
         names = {name for call in calls if call is not None for name in inspect.signature(call).parameters}
-        return names - {"kwargs", "input_ids", "attention_mask"}
+        return (names | {MASK}) - {"kwargs", "input_ids", "attention_mask"}
 
     def token_id(self, kind: str) -> int:
         """The placeholder of an `"image"` or `"video"`, -1 where the family has none."""
@@ -119,12 +120,6 @@ class VisualAdapter(DecoderAdapter):
     def _cuts(self, method: Any) -> dict[int, Cut]:
         """The tokens that a method drops inside the decoder, by layer."""
         return method.cuts(self.depth) if isinstance(method, Compressor) and not method.is_neutral else {}
-
-    @property
-    def layers(self) -> Any:
-        """The layers of the decoder."""
-        decoder = self.decoder
-        return decoder.layers if hasattr(decoder, "layers") else decoder.model.layers
 
     @property
     def depth(self) -> int:
@@ -173,13 +168,13 @@ class VisualAdapter(DecoderAdapter):
             return None
         before = None if turn is None else turn.cuts
         prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)
+        if prompt is None:
+            return None
         given = self.inputs(prompt)
         if unread := unread_beside(self.target, kwargs, given):
             if turn is not None:
                 raise PromptError(f"{unread} was given with a picture behind a shortened prompt: leave it out")
             run.warn(f"{method} ran plainly: {unread} was given")
-            return None
-        if prompt is None:
             return None
         self._warn(method, prompt, run)
         replace(kwargs, prompt, self.target, self.pixel_arguments, given)

@@ -233,10 +233,8 @@ class _Left:
         valid = torch.arange(width, device=lengths.device) >= width - lengths[:, None]
         index = torch.zeros(valid.shape, dtype=torch.long, device=lengths.device)
         index[valid] = self.stays.nonzero()[:, 1]
-        return self.ids.gather(1, index).masked_fill(~valid, pad), self._sources(index, valid), valid
-
-    def _sources(self, index: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        return self.source.gather(1, index).masked_fill(~valid, NO_PLACE)
+        source = self.source.gather(1, index).masked_fill(~valid, NO_PLACE)
+        return self.ids.gather(1, index).masked_fill(~valid, pad), source, valid
 
     def places(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of visuals and anchors of the columns that stay."""
