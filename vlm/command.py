@@ -42,7 +42,9 @@ class VlmCommand(Command):
         watch = "decode while the model reads, without frames that show nothing new"
         parser.add_argument("--watch", action="store_true", help=watch)
         levels = "levels of 255 by which some part of a frame must differ to be new (default 24); with --watch"
-        parser.add_argument("--still", type=number("from 0 to 255", _is_level), metavar="LEVELS", help=levels)
+        parser.add_argument(
+            "--still", type=number("from 0 to 255", lambda level: 0 <= level <= 255), metavar="LEVELS", help=levels
+        )
 
     def run(self, arguments: argparse.Namespace) -> None:
         """Answer a question about a video file."""
@@ -113,6 +115,8 @@ def watched(arguments: argparse.Namespace) -> None:
     from .stream.video_stream import VideoStream
     from .stream.watching import watch
 
+    if arguments.preset:
+        raise SettingError(f"--preset {arguments.preset}: a stream takes no preset: leave out --watch, or --preset")
     method = _of_stream(chosen_methods(arguments)[0], StreamingCompression)
     if arguments.preset:
         raise SettingError("--preset: a stream has none: leave it out, or say --method vlm.StreamingCompression")
@@ -137,10 +141,6 @@ def watched(arguments: argparse.Namespace) -> None:
     print(f"{seen}, {tokens} of {seen.decoded * stream.stats.plain_tokens // seen.frames} visual tokens")
     compared = "" if plain is None else f", plain {plain_seconds:.2f} s: {plain_seconds / seconds:.2f}x"
     print(f"{seconds:.2f} s from the file to the answer{compared} (lossy)")
-
-
-def _is_level(value: float) -> bool:
-    return 0 <= value <= 255
 
 
 def _of_stream(chosen: list[Any], kind: type[Any]) -> Any:

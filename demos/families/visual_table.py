@@ -20,6 +20,7 @@ from mmaccel.adapter import find_adapter
 from mmaccel.errors import MmaccelError
 from mmaccel.method import Method
 from mmaccel.testing.snapshot import snapshot
+from mmaccel.vlm.decoder.columns import taken
 from mmaccel.vlm.families.visual_adapter import PIXELS
 
 from .visual_models import build, rows
@@ -62,8 +63,10 @@ def tried(name: str, methods: dict[str, Method] = METHODS) -> dict[str, Any]:
     The adapter's family; the share of the visual tokens that each method kept, why others were refused, or what they
     said when they left nothing out; whether tokens and logits are the plain ones where all is kept, in a padded batch,
     with beams and in a second turn (or why the plain model is no measure there); and whether nothing was left behind.
-    `placed` is whether the tower's attention is laid on the right tokens, None where no method reads it; `merged`
-    whether frames that are alike merge in the tower and lose nothing by it, None where none merge.
+    `positions` is whether tokens that stay, and those of the answer, have the positions that they have with the whole
+    prompt, None where these count up; `placed` whether the tower's attention is laid on the right tokens, None where no
+    method reads it; `merged` whether frames that are alike merge in the tower and lose nothing by it, None where none
+    merge.
     """
     model, call = build(name)
     plain, before, kept, refused = model.generate(**call(BATCH)), snapshot(model), {}, {}
@@ -89,6 +92,7 @@ def tried(name: str, methods: dict[str, Method] = METHODS) -> dict[str, Any]:
         "kept": kept,
         "refused": refused,
         "exact": exact,
+        "positions": kept_positions(model, call),
         "placed": placed(name),
         "merged": merged(name),
         "clean": clean,
@@ -129,6 +133,39 @@ def two_turns(target: Any, call: Call) -> Any:
     mask = torch.nn.functional.pad(given["attention_mask"], (0, ids.shape[1] - given["input_ids"].shape[1]), value=1)
     later = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
     return target.generate(**later, **more, max_new_tokens=4, do_sample=False)
+
+
+def kept_positions(model: Any, call: Call) -> bool | None:
+    """Whether keys turn by the positions of the whole prompt also where tokens are left out; None if these count up."""
+    adapter = find_adapter(model)
+    if adapter.positions(call(BATCH)) is None:
+        return None
+    whole = _turns(adapter.decoder, model, call)
+    with mmaccel.accelerate(model, METHODS["VidCom2"]) as fast:
+        short = _turns(adapter.decoder, fast, call)
+        source = fast.adapter.last[0].source
+    for now, then in zip(short, whole, strict=True):
+        if now.shape[-1] > 1:  # the prompt, without its padding
+            now, then = now[..., source >= 0], taken(then, source.clamp(min=0), -1)[..., source >= 0]
+        if not torch.equal(now, then):
+            return False
+    return True
+
+
+def _turns(decoder: torch.nn.Module, target: Any, call: Call) -> list[torch.Tensor]:
+    """The positions that the rotary embedding of a decoder is given in a call, pass by pass."""
+    rotary = next(module for name, module in decoder.named_modules() if name.endswith("rotary_emb"))
+    seen: list[torch.Tensor] = []
+
+    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs["position_ids"] if "position_ids" in kwargs else args[1])
+
+    handle = rotary.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        target.generate(**call(BATCH))
+    finally:
+        handle.remove()
+    return seen
 
 
 def placed(name: str, changes: int = 6) -> bool | None:

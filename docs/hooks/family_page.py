@@ -49,9 +49,10 @@ run by `python -m mmaccel.demos.families.visual_table`. On {served} of {all} cla
 out. On all of them keeping all tokens gives the plain tokens and logits bit for bit, in a padded batch of three, with
 three beams and in a second turn (the last column says where transformers' own call is no measure), and nothing is left
 behind. Where a method reads the attention in the vision tower, a change of one number of a picture showed that it is
-laid on the right tokens. Several pictures in a prompt stay apart; where the processor hands a video over as pictures
-(InternVL, SmolVLM), those that follow each other in a prompt are its frames, and for SmolVLM so are the tiles of
-one picture, which nothing tells from frames. Audio is left alone."""
+laid on the right tokens. Where positions do not count up, tokens that stay, and those of the answer, have the ones
+that they have with the whole prompt. Several pictures in a prompt stay apart; where the processor hands a video over
+as pictures (InternVL, SmolVLM), those that follow each other in a prompt are its frames, and for SmolVLM so are the
+tiles of one picture, which nothing tells from frames. Audio is left alone."""
 _ATTENTION = "encoder and decoder: cross-attention"
 KINDS = {
     "moonshine": _ATTENTION,

@@ -110,6 +110,8 @@ def test_pairs_of_a_chunk_that_the_kernel_masks():
     query, key = torch.zeros(2, 4, 5, 8), torch.zeros(2, 2, 9, 8)
     call = Call(0, query, key, key, None, None, None, None, lambda: query, GenerateRun())
     assert call.plain_pairs() == 2 * 4 * 15
+    step = Call(0, query[:, :, :1], key, key, None, None, None, None, lambda: query, GenerateRun())
+    assert step.plain_pairs() == 2 * 4 * 9, "of one token it masks nothing"
 
 
 def test_heads_share_the_budget_and_its_memory(llama):

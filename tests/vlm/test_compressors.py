@@ -9,7 +9,7 @@ from mmaccel.errors import SettingError
 from mmaccel.registry import methods
 from mmaccel.vlm import CompressKV, DyCoke, EarlyTom, FastVID, HoliTom, IDPruner, SelectKV, VidCom2, VisionZip
 from mmaccel.vlm.pruning.compressor import VISUAL_FAMILIES, Compressor
-from mmaccel.vlm.pruning.early_tom import merge_frames, plan_merges, running_segments, top_of_stretches
+from mmaccel.vlm.pruning.early_tom import plan_merges, running_segments, top_of_stretches
 from mmaccel.vlm.pruning.segments import apportion
 
 REGISTERED = [cls for cls in methods().values() if issubclass(cls, Compressor)]
@@ -142,8 +142,8 @@ def test_early_tom_merges_frames_by_its_own_settings():
     for settings in ({}, {"tau": -1.0, "window": 9}, {"tau": 0.8, "window": 9}, {"tau": 0.3, "window": 9, "ema": 0.2}):
         method = EarlyTom(**settings)
         merged, first = method.merge(x)
-        expected, merges = merge_frames(x, method.tau, method.window, method.ema)
-        assert torch.equal(merged, expected) and torch.equal(first, merges.first)
+        merges = plan_merges(x, method.tau, method.window, method.ema)
+        assert torch.equal(merged, merges.apply(x)) and torch.equal(first, merges.first)
         ends = running_segments(x, method.tau, method.window, method.ema)
         scores = torch.ones(6, 1)
         assert EarlyTom(keep=0.5, **settings).compress(x, scores).anchor_index.tolist() == sorted(
@@ -474,8 +474,8 @@ def test_merged_frames(seed):
             else:
                 expected.append(rows[f])
                 f += 1
-    left, merges = merge_frames(x)
-    close(left, expected)
+    merges = plan_merges(x)
+    close(merges.apply(x), expected)
     assert (merges.second.diff() > 0).all() and merges.first[0] == 0 and merges.second[-1] == 10
     attention = torch.rand(11, 5, generator=draw)
     alone = merges.first == merges.second
@@ -501,7 +501,6 @@ def test_frames_of_which_one_patch_differs_do_not_merge():
     settings = {"tau": -1.0, "window": 9}
     for alike, second in ((-1.0, [0, 1, 3, 4]), (0.0, [0, 1, 2, 3, 4])):
         assert plan_merges(x, **settings, alike=alike).second.tolist() == second
-        assert len(merge_frames(x, **settings, alike=alike)[0]) == len(second)
         assert len(EarlyTom(**settings, alike=alike).merge(x)[0]) == len(second)
     x[3] = x[2]
     assert plan_merges(x, **settings, alike=0.99).second.tolist() == [0, 1, 3, 4]

@@ -11,7 +11,16 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.adapter import adapters, find_adapter
 from mmaccel.demos.families.visual_models import UNTRIED, build, rows
-from mmaccel.demos.families.visual_table import ALL, BATCH, TARGET, count_served, equal, same, tried
+from mmaccel.demos.families.visual_table import (
+    ALL,
+    BATCH,
+    TARGET,
+    count_served,
+    equal,
+    kept_positions,
+    same,
+    tried,
+)
 from mmaccel.errors import PromptError, UnsupportedTargetError
 from mmaccel.vlm.families.rows import REFUSED
 from mmaccel.vlm.families.visual_adapter import VisualAdapter
@@ -53,6 +62,7 @@ def test_most_classes_are_served_by_six_methods():
     assert count_served(TABLE) >= 45
     for name, row in TABLE.items():
         assert row["clean"] and row["placed"] is not False and all(row["exact"].values()), name
+        assert row["positions"] is not False, name
         assert len(row["kept"]) >= 4 and all(0 < share < 1 for share in row["kept"].values()), name
 
 
@@ -178,6 +188,39 @@ def test_too_many_placeholders_are_said_and_nothing_is_left_behind():
     with mmaccel.accelerate(model, vlm.VidCom2()) as fast, pytest.raises(PromptError, match="for 288 video tokens"):
         fast.generate(**given)
     assert torch.equal(model.generate(**call(1)), build("Glm4vForConditionalGeneration")[0].generate(**call(1)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "HunYuanVLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Glm4vForConditionalGeneration",
+        "Cosmos3EdgeForConditionalGeneration",
+    ),
+)
+def test_tokens_that_stay_have_the_positions_that_they_had(name):
+    """Those of HunYuan have four axes, and no count before them."""
+    assert kept_positions(*build(name)) is True
+
+
+@pytest.mark.parametrize("name", ("Qwen3_5ForConditionalGeneration", "Cohere2VisionForConditionalGeneration"))
+def test_keys_are_those_of_layers_that_attend_and_of_their_windows(name):
+    """Three of four layers of Qwen3.5 have a state instead; the windows of Cohere are shorter than the prompt."""
+    model, call = build(name)
+    with mmaccel.accelerate(model, ALL) as fast:
+        fast.generate(**call(BATCH))
+        assert fast.report.keys == fast.report.plain_keys > 0
+
+
+def test_layers_with_a_window_get_the_shorter_prompt_too_and_nothing_else_is_said():
+    model, call = build("Gemma3ForConditionalGeneration")
+    method = vlm.VidCom2(keep=0.4)
+    with mmaccel.accelerate(model, method) as fast:
+        fast.generate(**call(1))
+        assert fast.report.engaged and fast.report.warnings == []
+        fast.generate(**prompt(1, [5, 6]), max_new_tokens=2)
+        assert fast.report.warnings == [f"{method} did not engage: {method.idle(None)}"]
 
 
 @pytest.mark.parametrize("name", ("AriaForConditionalGeneration", "GotOcr2ForConditionalGeneration"))

@@ -1,5 +1,6 @@
 """What happens inside: frames merge in the tower, tokens merge and go in the language model, and pictures show it."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,8 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.adapter import find_adapter
 from mmaccel.demos.families.visual_models import build
-from mmaccel.demos.families.visual_table import MERGING, still
-from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
+from mmaccel.demos.families.visual_table import KEYED, MERGING, still
+from mmaccel.errors import ConflictError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.decoder.call import Call, GenerateRun
@@ -81,6 +82,12 @@ class First(vlm.EarlyTom):
 
     def merges_after(self, layers):
         return (1, 2)
+
+
+class Keyed(vlm.EarlyTom):
+    """Reads the tower's keys as well."""
+
+    needs_key = True
 
 
 class Layer(torch.nn.Module):
@@ -152,9 +159,9 @@ def test_frames_that_are_alike_merge_in_any_tower_and_nothing_is_lost(name):
     model, call = build(name)
     adapter, given = find_adapter(model), still(call(2, frames=12))
     kind = "video" if "pixel_values_videos" in given else "image"
-    plain = adapter.encode(kind, vlm.HoliTom(), given)
+    plain = adapter.encode(kind, KEYED, given)
     before = snapshot(model)
-    merged = adapter.encode(kind, MERGING, given)
+    merged = adapter.encode(kind, Keyed(**asdict(MERGING)), given)
     assert snapshot(model) == before
     for visual, other in zip(merged, plain, strict=True):
         assert len(visual.present) < 12 and torch.allclose(visual.features, other.features, atol=1e-5)
@@ -263,6 +270,25 @@ def test_a_first_pass_that_is_not_the_prompt_drops_nothing_and_says_so():
             "nothing was dropped inside the language model: the prompt came in several chunks"
         ]
         assert not fast.report.engaged and fast.report.visual_tokens == fast.report.plain_visual_tokens
+
+
+@pytest.mark.parametrize("family", ("onevision", "qwen2_5_vl"))
+def test_guesses_that_come_with_a_prompt_of_embeddings_leave_it_to_the_model(family):
+    """It would take the last logits of the prompt for those of the guesses."""
+    model, arguments = getattr(visual_examples, family)()
+    call = arguments(1)
+    call["input_ids"][0, -4:] = call["input_ids"][0, :4]
+    plain = model.generate(**dict(call))
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.3)) as fast:
+        assert torch.equal(fast.generate(**call, prompt_lookup_num_tokens=4), plain) and not fast.report.engaged
+        assert fast.report.warnings == ["vlm.VidCom2(keep=0.3) ran plainly: prompt_lookup_num_tokens was given"]
+        first = fast.generate(**call, return_dict_in_generate=True)
+        assert fast.report.engaged
+        ids = torch.cat([first.sequences, call["input_ids"]], 1)
+        again = {**call, "input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": None}
+        again |= {"past_key_values": first.past_key_values, "prompt_lookup_num_tokens": 4}
+        with pytest.raises(PromptError, match="prompt_lookup_num_tokens was given with a picture behind a shortened"):
+            fast.generate(**{name: value for name, value in again.items() if value is not None})
 
 
 def test_attention_that_cannot_be_read_drops_nothing_and_says_so():
@@ -492,6 +518,7 @@ def test_scores_are_those_of_the_towers_last_layer():
     method, call = vlm.HoliTom(), arguments(1)
     with mmaccel.accelerate(model, method) as fast:
         (visual,) = fast.adapter.encode("video", method, call)
+        (keyed,) = fast.adapter.encode("video", KEYED, call)
     tower, seen = model.model.vision_tower, {}
     attention = tower.encoder.layers[-1].self_attn
     handle = attention.register_forward_pre_hook(lambda m, a, k: seen.update(k), with_kwargs=True)
@@ -503,4 +530,5 @@ def test_scores_are_those_of_the_towers_last_layer():
         received = (query @ key.transpose(2, 3) * 8**-0.5).softmax(-1).mean((1, 2)).view(6, 1, 8, 8)
         pooled = torch.nn.functional.interpolate(received, size=(4, 4), mode="bilinear").flatten(1)
     assert torch.allclose(visual.scores, pooled, atol=1e-6)
-    assert normalize(visual.key, dim=-1).shape == (6, 16, 32)
+    assert torch.allclose(keyed.scores, visual.scores, atol=1e-6) and normalize(keyed.key, dim=-1).shape == (6, 16, 32)
+    assert visual.key is None, "nobody asked for copies of its keys"

@@ -1,6 +1,7 @@
 """JoinedContext: parts that are encoded alone take any place in a prompt, exactly so where they lose nothing by it."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,6 +63,30 @@ def test_turned_keys_are_those_of_the_other_place(rope):
     assert not torch.allclose(*keys, atol=0.1)
     torch.testing.assert_close(turned(decoder, keys[0], shift), keys[1], atol=1e-4, rtol=0)
     torch.testing.assert_close(turned(decoder, keys[1], shift, back=True), keys[0], atol=1e-4, rtol=0)
+
+
+class Elsewhere:
+    """A tensor of another device, which has to be moved first."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def to(self, device):
+        assert device == self.values.device
+        return self.values
+
+
+def test_keys_are_turned_where_they_are(llama):
+    """The rotary embedding of a model that is spread over devices may be on another one than a layer."""
+    decoder = llama[0].get_decoder()
+
+    def rotary(*given):
+        return [Elsewhere(part) for part in decoder.rotary_emb(*given)]
+
+    rotary.attention_scaling = decoder.rotary_emb.attention_scaling
+    spread = SimpleNamespace(rotary_emb=rotary, layers=decoder.layers)
+    key, places = torch.randn(1, 2, 5, 8), torch.arange(5)
+    assert torch.equal(turned(spread, key, places), turned(decoder, key, places))
 
 
 @pytest.mark.parametrize("rope", [{}, YARN, LLAMA3], ids=["default", "yarn", "llama3"])

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.video_utils import VideoMetadata
 
 from mmaccel import vlm
 from mmaccel.errors import MemoryLimitError, MissingExtraError, SettingError, UnknownNameError, VideoFileError
@@ -526,12 +527,42 @@ def test_what_a_result_says_of_its_file(clip):
     video = vlm.read_video(str(clip), 2)
     assert video.path == clip and video.backend == "av"
     assert {name: video.metadata[name] for name in ("total_num_frames", "fps", "height", "video_backend")} == {
-        "total_num_frames": 30,
+        "total_num_frames": 2 * 29,  # each stands for the frames up to the next
         "fps": 25.0,
         "height": HEIGHT,
         "video_backend": "av",
     }
     assert video.metadata["duration"] == pytest.approx(1.2)
+
+
+def test_processors_come_to_the_true_times(clip):
+    """They divide indices by the rate, and take the frames as spread over all of the file."""
+    pictures, seconds = np.zeros((4, 2, 2, 3), np.uint8), np.array([0.0, 1.0, 2.0, 60.0])
+    unsteady = vlm.VideoFrames(pictures, np.arange(4), seconds, 5.0, 300, 60.2, clip, "av")
+    assert VideoMetadata(**unsteady.metadata).timestamps == seconds.tolist() and unsteady.indices.tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    for start, end, spacing in ((0.4, 0.8, 3 / 25), (None, None, 29 / 3 / 25)):
+        video = vlm.read_video(clip, 4, start=start, end=end)
+        assert VideoMetadata(**video.metadata).sampled_fps == pytest.approx(1 / spacing, rel=0.02)
+        assert VideoMetadata(**video.metadata).timestamps == pytest.approx(video.times.tolist())
+    alone = vlm.read_video(clip, 1)
+    assert alone.metadata["total_num_frames"] == 30 and alone.metadata["frames_indices"].tolist() == [0]
+
+
+def test_so_many_frames_as_there_are_take_one_look_at_the_file(clip, monkeypatch):
+    reader, opened = video_readers.READERS["av"], []
+    close = reader.close
+    monkeypatch.setattr(reader, "close", lambda self: opened.append(self.path) or close(self))
+    for frames, expected in ((7, 7), (99, 30)):
+        video = module.read_at_most(clip, frames)
+        assert len(video) == expected and np.array_equal(video.frames, vlm.read_video(clip, expected).frames)
+    assert len(opened) == 4
+    with pytest.raises(SettingError, match="frames=0"):
+        module.read_at_most(clip, 0)
 
 
 def test_endings_of_pictures_in_capitals(tmp_path):

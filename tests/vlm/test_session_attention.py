@@ -42,7 +42,7 @@ def left_padded(keys, *starts):
 class Told:
     """A method that notes its calls and answers with a number, or not at all."""
 
-    decodes = True
+    decodes = attends = True
 
     def __init__(self, answer=None):
         self.answer, self.asked, self.after_calls = answer, [], []
@@ -235,6 +235,9 @@ def test_rows_of_a_call_without_a_mask_begin_where_the_kernel_masks_rightly():
 def test_runs_of_rows_and_pairs_of_tokens():
     assert runs([3, 3, 0, 3]) == [(0, 2), (2, 3), (3, 4)] and runs([(0, 1), (0, 2), (0, 2)]) == [(0, 1), (1, 3)]
     assert [causal_pairs(queries, 5) for queries in (1, 2, 5, 9)] == [5, 9, 15, 15]
+    for queries, window in ((1, 2), (2, 2), (4, 3), (5, 5), (5, 9), (9, 1)):
+        seen = torch.ones(5, 5, dtype=torch.bool).tril().triu(1 - window)[-queries:]
+        assert causal_pairs(queries, 5, window) == seen.sum()
     seen = torch.ones(5, 7, dtype=torch.bool).tril(2)
     blocks = [[int(seen[i : i + 2, j : j + 3].sum()) for j in (0, 3, 6)] for i in (0, 2, 4)]
     assert visible_in_blocks(5, 7, 2, 3, "cpu").tolist() == blocks

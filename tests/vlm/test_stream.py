@@ -14,6 +14,7 @@ from mmaccel.demos.training.onevision import shape
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import visual_examples
+from mmaccel.vlm.answering import prepare
 from mmaccel.vlm.stream import video_stream
 from mmaccel.vlm.stream.stream_cache import HEAD, StreamCache
 from mmaccel.vlm.stream.streaming_compression import History
@@ -201,6 +202,26 @@ def test_a_picture_is_one_frame_and_several_are_several(parts):
     assert stream.stats.frames == 3 and torch.equal(stream.memory.tokens(), other.memory.tokens())
 
 
+class Stacking(OnevisionProcessor):
+    """Stacks the frames of a video before it resizes them, as transformers' own do."""
+
+    def __call__(self, *args, videos, **more):
+        for video in videos:
+            np.stack([np.asarray(frame) for frame in video])
+        return super().__call__(*args, videos=videos, **more)
+
+
+def test_frames_of_a_push_may_differ_in_size(parts):
+    model, processor = parts
+    small, large = frames(2), np.random.default_rng(1).integers(0, 255, (48, 80, 3), dtype=np.uint8)
+    chunk = [*small, Image.fromarray(large), large, small[0]]
+    stream, plain = (vlm.VideoStream(model, each) for each in (Stacking(processor.tokenizer, model.config), processor))
+    assert torch.equal(stream.pixels(chunk), prepare(processor, chunk, ["?"])["pixel_values_videos"])
+    for each in (stream, plain):
+        each.push(chunk)
+    assert stream.stats.frames == 5 and torch.equal(stream.memory.tokens(), plain.memory.tokens())
+
+
 def test_a_frame_is_as_new_as_what_is_kept_of_it(parts):
     model, processor = parts
     stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(keep=0.25, refresh=1.0))
@@ -282,6 +303,18 @@ def test_what_is_remembered(policy):
         assert numbers[:2] == [5, 31]
     else:
         assert max(np.diff(numbers[:-5])) <= 40 and numbers[0] < 30, "the past is covered"
+
+
+@pytest.mark.parametrize("policy", ("peak_end", "budget"))
+def test_what_is_remembered_does_not_depend_on_the_number_of_the_first_frame(policy):
+    """Frames go on being counted when a stream was closed."""
+    kept = []
+    for first in (0, 300):
+        memory = TokenMemory(20, policy)
+        for number in range(40):
+            memory.add(FrameTokens(first + number, torch.zeros(2, 3), novelty=float(number % 7)))
+        kept.append([frame.number - first for frame in memory.frames])
+    assert kept[0] == kept[1]
 
 
 def test_a_frame_larger_than_the_memory_is_kept_alone():
@@ -514,6 +547,9 @@ def test_errors(parts):
         stream.ask(" ")
     for more in ({"return_dict_in_generate": True}, {"num_return_sequences": 2, "do_sample": True}):
         with pytest.raises(SettingError, match="ask returns the text of one answer"):
+            stream.ask("what moves up?", **more)
+    for more in ({"prompt_lookup_num_tokens": 4}, {"assistant_model": stream.model}, {"prefill_chunk_size": 8}):
+        with pytest.raises(SettingError, match=f"{next(iter(more))}: a stream is read as embeddings"):
             stream.ask("what moves up?", **more)
     assert stream.ask("what moves up?", num_beams=2, return_dict_in_generate=False, num_return_sequences=1)
     stream.close()

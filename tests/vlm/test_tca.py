@@ -269,6 +269,28 @@ def test_what_was_learned_in_inference_mode_can_be_added_to(clip):
         model.zero_grad()
 
 
+def test_texts_of_inference_mode_serve_pictures_with_gradients(clip):
+    model, arguments = clip
+    call = arguments(2)
+    with mmaccel.accelerate(model, TCA(keep=0.4)) as fast:
+        with torch.inference_mode():
+            fast.get_text_features(call["input_ids"])
+        with torch.enable_grad():
+            features = fast.get_image_features(call["pixel_values"])
+            assert fast.report.details["reservoir"] == 2
+            (features if isinstance(features, torch.Tensor) else features.pooler_output).sum().backward()
+        model.zero_grad()
+
+
+def test_no_graph_of_an_earlier_call_is_held(clip, monkeypatch):
+    model, arguments = clip
+    made, start = [], tca.Adaptation.__init__
+    monkeypatch.setattr(tca.Adaptation, "__init__", lambda self, *given: made.append(self) or start(self, *given))
+    with mmaccel.accelerate(model, TCA(keep=0.4)) as fast, torch.enable_grad():
+        assert fast(**arguments(2)).logits_per_image.requires_grad
+        assert made[0].pooled.grad_fn is None
+
+
 @pytest.mark.parametrize("cls", (CLIPVisionModel, CLIPVisionModelWithProjection))
 def test_a_tower_alone_is_condensed(clip, cls):
     model, arguments = clip

@@ -14,6 +14,7 @@ from mmaccel import registry, vlm
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.families import visual_adapter
+from mmaccel.vlm.families.tower import Probe
 from mmaccel.vlm.input.turns import ATTRIBUTE
 from mmaccel.vlm.pruning.compressed import chosen
 from mmaccel.vlm.pruning.compressor import Compressor
@@ -92,7 +93,7 @@ def test_attention_to_tiles_stands_where_the_tile_does():
     model, _ = EXAMPLES["llava_onevision"].build()
     call = picture(model, 32, 64, 3)
     with mmaccel.accelerate(model, Some()) as fast:
-        adapter, probe = fast.adapter, type("Probe", (), {})()
+        adapter, probe = fast.adapter, Probe()
         probe.received = [torch.full((64,), float(tile)) for tile in range(3)]
         probe.keys = [torch.full((64, 2), float(tile)) for tile in range(3)]
         with torch.no_grad():
@@ -344,6 +345,19 @@ def test_a_cache_of_a_first_call_that_broke_off_is_refused_unless_nothing_is_in_
             fast.generate(**arguments(1), past_key_values=midway, stopping_criteria=[stop])
         with pytest.raises(PromptError, match="did not end, .*: start again"):
             fast.generate(**arguments(1), past_key_values=midway)
+
+
+def test_a_cache_of_fixed_length_that_others_have_used_is_refused():
+    """It counts its tokens in place."""
+    model, arguments = visual_examples.onevision()
+    cache = StaticCache(config=model.config.get_text_config(), max_cache_len=200)
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+        first = fast.generate(**arguments(1, return_dict_in_generate=True), past_key_values=cache)
+        second_turn(fast, first, None, past_key_values=copy.deepcopy(cache))
+        with torch.no_grad():
+            model(input_ids=torch.full((1, 2), 9), past_key_values=cache)
+        with pytest.raises(PromptError, match="after the last call that ended well: start again"):
+            second_turn(fast, first, None, past_key_values=cache)
 
 
 def test_max_length_below_the_prompt_is_refused_as_by_transformers():

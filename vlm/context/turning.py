@@ -18,7 +18,8 @@ TOLERANCE = 0.1  # of the size of the keys: a turn that is missing or wrong chan
 def turned(decoder: Any, key: torch.Tensor, places: torch.Tensor, back: bool = False) -> torch.Tensor:
     """Keys `[B, H, K, E]` turned by positions `[K]`, or back by them."""
     rotary = decoder.rotary_emb
-    cos, sin = (part / rotary.attention_scaling for part in rotary(key.float(), places[None]))
+    # spread over devices, the embedding may have one of its own
+    cos, sin = (part.to(key.device) / rotary.attention_scaling for part in rotary(key.float(), places[None]))
     attention = decoder.layers[0].self_attn
     return private.rotated_key(attention, key.float(), cos, -sin if back else sin).to(key.dtype)
 

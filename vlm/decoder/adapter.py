@@ -58,7 +58,8 @@ class DecoderAdapter(Adapter):
     @property
     def layers(self) -> Any:
         """The layers of the decoder."""
-        return self.decoder.layers
+        decoder = self.decoder
+        return decoder.layers if hasattr(decoder, "layers") else decoder.model.layers
 
     def attention_modules(self) -> list[torch.nn.Module]:
         """The self-attention of each decoder layer, in order."""

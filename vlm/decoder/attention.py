@@ -32,6 +32,7 @@ class SessionAttention:
     def __init__(self, methods: Sequence[DecoderMethod]) -> None:
         self.methods = methods
         self._prompts_only = not any(method.decodes for method in methods)
+        self._attends = any(method.attends for method in methods)
         self.active = True
         self.run: GenerateRun | None = None
         self._updated: weakref.ref[Any] | None = None
@@ -73,7 +74,7 @@ class SessionAttention:
         call = Call(index, query, key, value, attention_mask, scaling, cached, None, plain, run)
         reason = _unsuited(module, call, dropout, is_causal, kwargs)
         if reason and call.evicted is None:
-            if reason != "gradients" and reason not in run.unsuited:
+            if self._attends and reason != "gradients" and reason not in run.unsuited:
                 run.unsuited.add(reason)
                 run.warn(f"layer {index} and others like it ran plainly: {reason}")
             call.count_pairs()

@@ -184,6 +184,7 @@ class Call:
         if self.starts is not None:
             return heads * sum(causal_pairs(self.queries, self.keys - start) for start in self.starts)
         if self.mask is None:
-            return heads * self.query.shape[0] * causal_pairs(self.queries, self.queries)
+            keys = self.keys if self.queries == 1 else self.queries  # of more, the kernel's own mask shows the first
+            return heads * self.query.shape[0] * causal_pairs(self.queries, keys)
         seen = self.mask if self.mask.dtype == torch.bool else self.mask == 0
         return seen.expand(self.query.shape[0], heads, -1, -1).sum()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from mmaccel.cache import require_memory
 from mmaccel.decoding.setting import prompt_ids, setting
@@ -68,12 +69,15 @@ def new_tokens(model: Any, kwargs: dict[str, Any], length: int) -> int:
     return new
 
 
-def plain_keys(config: Any, prompt: Prompt, result: Any, rows: int) -> int:
-    """Keys that plain attention attends to from the original prompt, over all layers and heads."""
+def plain_keys(config: Any, attending: list[int], prompt: Prompt, result: Any, rows: int) -> int:
+    """Keys that plain attention attends to from the original prompt, over all heads of the layers that attend."""
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
     new = sequences.shape[1] - prompt.input_ids.shape[1]
-    pairs = sum(causal_pairs(length - seen + new - 1, length + new - 1) for length, seen in prompt.full_lengths)
-    return int(rows * pairs * config.num_attention_heads * config.num_hidden_layers)
+    lengths = [(length - seen + new - 1, length + new - 1) for length, seen in prompt.full_lengths]
+    layers = DynamicCache(config=config).layers
+    windows = [getattr(layers[number], "sliding_window", None) for number in attending]
+    pairs = sum(causal_pairs(*each, window) for window in windows for each in lengths)
+    return int(rows * pairs * config.num_attention_heads)
 
 
 def fill(report: Report, attention: SessionAttention, run: GenerateRun, cache: Any) -> None:

@@ -43,10 +43,17 @@ def runs(values: list[int] | list[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def causal_pairs(queries: int, keys: int) -> int:
-    """Pairs of a query and a key that it sees, the queries being the last of `keys` tokens."""
+def causal_pairs(queries: int, keys: int, window: int | None = None) -> int:
+    """Pairs of a query and a key that it sees, the queries being the last of `keys` tokens; it may see a window only.
+
+    Examples
+    --------
+    >>> causal_pairs(2, 4), causal_pairs(2, 4, window=3)
+    (7, 6)
+    """
     queries = min(queries, keys)
-    return queries * keys - queries * (queries - 1) // 2
+    hidden = 0 if window is None else causal_pairs(queries, max(0, keys - window))
+    return queries * keys - queries * (queries - 1) // 2 - hidden
 
 
 def visible_in_blocks(queries: int, keys: int, block_m: int, block_n: int, device: torch.device | str) -> torch.Tensor:

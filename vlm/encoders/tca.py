@@ -160,7 +160,7 @@ class Adaptation:
         self.condensing.begin(self.reservoir)
         with self.session.run():
             output = original(*args, **kwargs)
-            self.pooled = output[1]
+            self.pooled = output[1].detach()
             self._report(len(self.pooled))
         return output
 
@@ -182,9 +182,7 @@ class Adaptation:
                         "condensed without a reservoir: give the texts to get_text_features first"
                     )
                 else:
-                    target: Any = self.adapter.target
-                    unit = normalize(target.visual_projection(self.pooled), dim=-1)
-                    self._learn(reservoir, target.logit_scale.exp() * unit @ reservoir.texts.to(unit).T)
+                    self._learn(reservoir, self._compared(reservoir.texts))
             if not self.within:
                 self.condensing.begin(None)
         return output
@@ -203,6 +201,14 @@ class Adaptation:
             self.within = False
             self.condensing.begin(None)
         return output if (self.adapter.target.config.return_dict if whole is None else whole) else output.to_tuple()
+
+    @torch.no_grad()
+    def _compared(self, texts: torch.Tensor) -> torch.Tensor:
+        """The logits of the pictures of the last pass with texts `[C, P]`."""
+        target: Any = self.adapter.target
+        unit = normalize(target.visual_projection(self.pooled), dim=-1)
+        logits: torch.Tensor = target.logit_scale.exp() * unit @ texts.to(unit).T
+        return logits
 
     def _tokens(self) -> torch.Tensor:
         return torch.stack(self.condensing.seen, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,11 +29,7 @@ def lay_grids(probe: Probe, found: list[Visual], patches: list[Grid], tower: Any
     sizes = [rows * columns for frames, rows, columns in patches for _ in range(frames)]
     if len(probe.received) != len(sizes):  # not frame by frame, and so not padded
         sizes = [len(part) for part in probe.received]
-    received, keys = (
-        torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-        for parts in (probe.received, probe.keys)
-    )
-    values = torch.cat([received[:, None], keys.float()], 1)
+    values = torch.cat([part[:size] for part, size in zip(probe.told(), sizes, strict=True)])
     if getattr(tower, "window_size", None):
         index = private.vision_window_index(tower, torch.tensor(patches))
         values = values.unflatten(0, (len(index), -1))[index.argsort()].flatten(0, 1)
@@ -51,20 +48,26 @@ def _merged(values: torch.Tensor, grid: Grid, visual: Visual) -> torch.Tensor:
     return values.unflatten(0, (frames, grid[0] // frames, cells, -1)).mean((1, 3)).flatten(0, 1)
 
 
-def lay_tiles(probe: Probe, found: list[Visual], skip_last: bool) -> None:
+def lay_tiles(
+    probe: Probe,
+    found: list[Visual],
+    skip_last: bool = False,
+    pool: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> None:
     """Give visuals of equal frames the scores and keys of their tiles, of which the tower had one for each frame.
 
     What the tower has beside a square of patches, such as a class token, comes before them or, with `skip_last`, after.
+    `pool` makes the rows and columns of a frame of `[F, 1 + E, rows, columns]`; by default it takes means.
     """
-    values = torch.cat([torch.stack(probe.received)[..., None], torch.stack(probe.keys).float()], 2)
+    values = torch.stack(probe.told())
     side = math.isqrt(values.shape[1])
     values = values[:, : side**2] if skip_last else values[:, values.shape[1] - side**2 :]
     planes = values.transpose(1, 2).unflatten(2, (side, side))
-    _share(adaptive_avg_pool2d(planes, found[0].grid[1:]).flatten(2).transpose(1, 2).flatten(0, 1), found)
+    pooled = adaptive_avg_pool2d(planes, found[0].grid[1:]) if pool is None else pool(planes)
+    _share(pooled.flatten(2).transpose(1, 2).flatten(0, 1), found)
 
 
 def _share(laid: torch.Tensor, found: list[Visual]) -> None:
     """Hand out rows `[L, 1 + E]`, the score and the key of each token."""
-    for visual, part in zip(found, laid.split([len(visual.features) for visual in found]), strict=True):
-        frames = part.unflatten(0, (visual.grid[0], -1))
-        visual.scores, visual.key = frames[..., 0], frames[..., 1:]
+    for visual, part in zip(found, laid.split([visual.grid[0] * visual.cells for visual in found]), strict=True):
+        visual.hear(part)

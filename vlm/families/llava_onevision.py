@@ -14,7 +14,8 @@ from mmaccel.adapter import register_adapter
 
 from ..input.spans import Grid
 from ..input.visual import Visual
-from .tower import Probe, frame_scores, parts
+from .layout import lay_tiles
+from .tower import Probe
 from .visual_adapter import VisualAdapter
 
 PACKING = ("vision_aspect_ratio", "vision_feature_select_strategy")  # what decides how pictures are packed
@@ -43,9 +44,8 @@ class LlavaOnevisionAdapter(VisualAdapter):
             return [visual for features, values in pictures for visual in self.picture(features, values)]
         grid = (kwargs["pixel_values_videos"].shape[1], *self.pooled_grid)
         found = [Visual.of_frames(features, grid, self.line_ends) for features in output.pooler_output]
-        scores, keys = self._scores(probe, kwargs)
-        for visual, score, key in zip(found, parts(scores, len(found)), parts(keys, len(found)), strict=True):
-            visual.scores, visual.key = score, key
+        if probe is not None:
+            lay_tiles(probe, found, pool=self.pool_planes)
         return found
 
     def grids(self, kind: str, kwargs: dict[str, Any]) -> list[Grid] | None:
@@ -63,28 +63,22 @@ class LlavaOnevisionAdapter(VisualAdapter):
         """Pool `[F, E, rows, columns]` as the model pools its features."""
         return interpolate(planes, size=self.pooled_grid, mode="bilinear")
 
-    def _scores(self, probe: Probe | None, kwargs: dict[str, Any]) -> Any:
-        return frame_scores(probe, self._skip(kwargs), (self.side, self.side), self.pool_planes)
-
     def _picture_scores(self, found: Any, probe: Probe | None, kwargs: dict[str, Any]) -> Any:
         """Scores and keys of each picture side by side, `[L, 1 + E]`, in the order of its features without newlines."""
         if probe is None:
             return [None] * len(found)
-        values = torch.cat([torch.stack(probe.received)[..., None], torch.stack(probe.keys).float()], -1)
+        values = torch.stack(probe.told())
         alone = self.side**2 + 1  # one tile and a newline: among several pictures none is cut up
         sizes = kwargs["image_sizes"]
         tiles = private.picture_tiles(self.target.config, sizes)
         tiles = [1 if len(f) == alone else many for f, many in zip(found, tiles, strict=True)]
+        asked = {name: kwargs.get(name) or getattr(self.target.config, name, None) for name in PACKING}
         names = inspect.signature(self.model.pack_image_features).parameters
-        chosen = {name: kwargs.get(name) or getattr(self.target.config, name) for name in PACKING if name in names}
-        parts = values[:, self._skip(kwargs) :].split(tiles)
+        chosen = {name: asked[name] for name in PACKING if name in names}
+        first = 1 if asked["vision_feature_select_strategy"] == "default" else 0  # behind a class token
+        parts = values[:, first:].split(tiles)
         # packed as the features are: laid side by side, unpadded and scaled down
         return self.model.pack_image_features(parts, image_sizes=sizes, image_newline=None, **chosen)[0]
-
-    def _skip(self, kwargs: dict[str, Any]) -> int:
-        """Tokens of the tower before the patches: a class token."""
-        chosen = kwargs.get("vision_feature_select_strategy") or self.target.config.vision_feature_select_strategy
-        return 1 if chosen == "default" else 0
 
     def clips(self, kind: str, kwargs: dict[str, Any], seen: int = 0) -> list[tuple[int, int]]:
         if kind == "image":
@@ -108,5 +102,5 @@ class LlavaOnevisionAdapter(VisualAdapter):
         if told is not None:
             values = told.split([int(visual.shows.sum()) for visual in found])
             for visual, part in zip(found, values, strict=True):
-                visual.scores, visual.key = part[None, :, 0], part[None, :, 1:]
+                visual.hear(part)
         return found

@@ -32,6 +32,8 @@ class Row:
         Whether the class token of the tower comes after the patches.
     carried
         What else of the features' output the language model reads.
+    counted
+        Whether the model takes a count of the tokens before the axes of their positions.
     own
         Whether features are not simply put in the place of embeddings, so that only its own `forward` can do it.
     reads
@@ -47,6 +49,7 @@ class Row:
     projector: str = ""
     skip_last: bool = False
     carried: str = ""
+    counted: bool = True
     own: bool = False
     reads: bool = False
 
@@ -85,7 +88,7 @@ ROWS: dict[str, Row] = {
     "MuseSparkForConditionalGeneration": Row(order="rows"),
     "VideoLlama3ForConditionalGeneration": GRID,
     "PaddleOCRVLForConditionalGeneration": Row(order="rows", reads=True),
-    "HunYuanVLForConditionalGeneration": Row(unplaced="ends of rows among its tokens"),
+    "HunYuanVLForConditionalGeneration": Row(unplaced="ends of rows among its tokens", counted=False),
     "InternVLForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
     "QianfanOCRForConditionalGeneration": Row(tiles=True, cells="image_seq_length", reads=True),
     "SmolVLMForConditionalGeneration": Row(tiles=True, frames=True),

@@ -18,15 +18,21 @@ AT_ONCE = 1 << 26  # attention scores to compute at once, which bounds the memor
 class Probe:
     """Record of one attention layer of a tower in one pass.
 
+    Parameters
+    ----------
+    with_keys
+        Whether to note its keys, which take far more memory than what its tokens received.
+
     Attributes
     ----------
     received : list of `[B, N]`
         The attention that each token received in each call of the layer, a mean over heads and queries.
     keys : list of `[B, N, E]`
-        Its keys, all heads side by side.
+        Its keys, all heads side by side; none if they are not noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, with_keys: bool = True) -> None:
+        self.with_keys = with_keys
         self.received: list[torch.Tensor] = []
         self.keys: list[torch.Tensor] = []
 
@@ -45,8 +51,14 @@ class Probe:
         for row in range(len(query)):  # one frame at a time: the scores of all would be many times the tower's memory
             mask = None if attention_mask is None else attention_mask[min(row, len(attention_mask) - 1)]
             self.received.append(_received(query[row], key[row], scale, mask))
-        self.keys.extend(key.transpose(1, 2).flatten(2))
+        if self.with_keys:
+            self.keys.extend(key.transpose(1, 2).flatten(2))
         return original(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+
+    def told(self) -> list[torch.Tensor]:
+        """For each call what its tokens received and, where they are noted, their keys, float32 `[N, 1 + E]`."""
+        received = [part[:, None] for part in self.received]
+        return [torch.cat(pair, 1) for pair in zip(received, self.keys, strict=True)] if self.keys else received
 
 
 @torch.no_grad()
@@ -84,9 +96,9 @@ def _column_sums(query: torch.Tensor, key: torch.Tensor, scale: float, mask: tor
 
 
 @contextmanager
-def probed(module: torch.nn.Module) -> Iterator[Probe]:
+def probed(module: torch.nn.Module, with_keys: bool = True) -> Iterator[Probe]:
     """Watch one attention layer of a tower inside this block; its result is bit-identical."""
-    probe = Probe()
+    probe = Probe(with_keys)
     with ExitStack() as stack:
         intercept_attention(stack, [module], probe)
         yield probe
@@ -128,31 +140,3 @@ def layer_of(layers: list[torch.nn.Module], feature_layer: int | list[int]) -> t
     """The attention layer just before the hidden states of that number, 0 being those before the first layer."""
     number = feature_layer[-1] if isinstance(feature_layer, list) else feature_layer
     return layers[number if number < 0 else max(0, number - 1)]
-
-
-def frame_scores(probe: Probe | None, skip: int, size: tuple[int, int], pool: Any) -> Any:
-    """Scores `[F, N]` and keys `[F, N, E]` of frames, pooled as the features were.
-
-    Parameters
-    ----------
-    skip
-        Tokens before the patches, such as a class token.
-    size
-        Rows and columns of patches in the tower.
-    pool
-        Pools `[F, E, rows, columns]` to fewer rows and columns.
-    """
-    if probe is None:
-        return None, None
-
-    def pooled(values: torch.Tensor) -> torch.Tensor:
-        planes: torch.Tensor = pool(values[:, skip:].transpose(1, 2).unflatten(2, size))
-        return planes.flatten(2).transpose(1, 2)
-
-    received, keys = torch.stack(probe.received), torch.stack(probe.keys)
-    return pooled(received[..., None]).squeeze(2), pooled(keys.float())
-
-
-def parts(items: torch.Tensor | None, count: int) -> list[torch.Tensor] | list[None]:
-    """One part for each of `count` videos of equal length."""
-    return [None] * count if items is None else list(items.unflatten(0, (count, -1)))

@@ -22,11 +22,10 @@ from ..pruning.compressor import Compressor
 from .layout import lay_grids, lay_tiles
 from .rows import ROWS, row_of
 from .tower import Probe, attention_layers, blocks
-from .visual_adapter import KINDS, PIXELS, VisualAdapter
+from .visual_adapter import KINDS, MASK, PIXELS, VisualAdapter
 
 MANY = 99  # layers of a tower, to ask whether a method would merge frames in any
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "video_tower")
-MASK = "video_compression_mask"  # of the features of videos that have a placeholder: VideoLLaMA 3 leaves out others
 
 
 @register_adapter
@@ -43,6 +42,7 @@ class VisionLanguageAdapter(VisualAdapter):
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.row = row_of(target)
+        self.counted = self.row.counted
         self.stacked, self.carried = False, None
         deep = getattr(target.config.vision_config, "deepstack_visual_indexes", None) or ()
         self.first_cut = max(1 + min(self.attending(), default=0), len(deep))
@@ -68,10 +68,6 @@ class VisionLanguageAdapter(VisualAdapter):
 
     def token_id(self, kind: str) -> int:
         return super().token_id(self.row.video if kind == "video" else kind)
-
-    @property
-    def pixel_arguments(self) -> set[str]:
-        return super().pixel_arguments | {MASK}
 
     @property
     def merge(self) -> int:
@@ -201,7 +197,7 @@ class VisionLanguageAdapter(VisualAdapter):
         before = self.model.rope_deltas
         positions: torch.Tensor = rule(ids, given)
         self.model.rope_deltas = before
-        if len(positions) > 3:  # a count comes before time, row and column
+        if len(positions) > 3 or not self.counted:  # a count comes before time, row and column
             return positions
         text = torch.arange(ids.shape[1], device=ids.device).expand(1, *ids.shape)
         return torch.cat([text, positions])

@@ -22,7 +22,7 @@ from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
 from ..decoder.generation import copies, plain_keys
 from ..decoder.method import DecoderMethod
-from ..input.arguments import replace
+from ..input.arguments import replace, unread_beside
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
@@ -35,6 +35,7 @@ from .tower import Probe, attention_layers, blocks, layer_of, probed, require_re
 
 KINDS = ("image", "video")
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+MASK = "video_compression_mask"  # of the features of videos that have a placeholder: VideoLLaMA 3 leaves out others
 
 
 class VisualAdapter(DecoderAdapter):
@@ -46,6 +47,8 @@ class VisualAdapter(DecoderAdapter):
     ----------
     first_cut
         The first layer of the decoder before which visual tokens may be dropped.
+    counted
+        Whether a count comes before the axes of its positions.
     cuts
         Tokens dropped inside the decoder in the current call.
     last
@@ -53,6 +56,7 @@ class VisualAdapter(DecoderAdapter):
     """
 
     first_cut: int = 1
+    counted: bool = True
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
@@ -75,7 +79,7 @@ class VisualAdapter(DecoderAdapter):
         calls = [getattr(self.model, f"get_{kind}_features", None) for kind in KINDS]
         calls.append(getattr(self.model, "get_rope_index", None))
         names = {name for call in calls if call is not None for name in inspect.signature(call).parameters}
-        return names - {"kwargs", "input_ids", "attention_mask"}
+        return (names | {MASK}) - {"kwargs", "input_ids", "attention_mask"}
 
     def token_id(self, kind: str) -> int:
         """The placeholder of an `"image"` or `"video"`, -1 where the family has none."""
@@ -116,12 +120,6 @@ class VisualAdapter(DecoderAdapter):
     def _cuts(self, method: Any) -> dict[int, Cut]:
         """The tokens that a method drops inside the decoder, by layer."""
         return method.cuts(self.depth) if isinstance(method, Compressor) and not method.is_neutral else {}
-
-    @property
-    def layers(self) -> Any:
-        """The layers of the decoder."""
-        decoder = self.decoder
-        return decoder.layers if hasattr(decoder, "layers") else decoder.model.layers
 
     @property
     def depth(self) -> int:
@@ -172,8 +170,14 @@ class VisualAdapter(DecoderAdapter):
         prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)
         if prompt is None:
             return None
+        given = self.inputs(prompt)
+        if unread := unread_beside(self.target, kwargs, given):
+            if turn is not None:
+                raise PromptError(f"{unread} was given with a picture behind a shortened prompt: leave it out")
+            run.warn(f"{method} ran plainly: {unread} was given")
+            return None
         self._warn(method, prompt, run)
-        replace(kwargs, prompt, self.target, self.pixel_arguments, self.inputs(prompt))
+        replace(kwargs, prompt, self.target, self.pixel_arguments, given)
         if cache is not None and turn is None:
             remember(cache, self, None)  # until the call has ended well
         self.cuts = cuts = before or self._new_cuts(method, prompt, run, kwargs)
@@ -212,7 +216,7 @@ class VisualAdapter(DecoderAdapter):
         self.last = prompt, now
         kept = prompt.kept if now is None else now.mean_kept(self.depth)
         report.visual_tokens, report.plain_visual_tokens = round(kept), prompt.total
-        report.plain_keys = plain_keys(self.text_config, prompt, result, copies(self.target, kwargs))
+        report.plain_keys = plain_keys(self.text_config, self.attending(), prompt, result, copies(self.target, kwargs))
         is_tensor = isinstance(result, torch.Tensor)
         sequences = result if is_tensor else result.sequences
         content = prompt.continued(sequences) if len(sequences) == len(prompt.input_ids) else None
@@ -240,12 +244,8 @@ class VisualAdapter(DecoderAdapter):
         found = {kind: [visual.to(device) for visual in self.encode(kind, method, kwargs, seen)] for kind in kinds}
         names = {kind: self.token_id(kind) for kind in KINDS}
         kwargs = {**kwargs, "attention_mask": mask_of(self.target, kwargs)}
-        return shortened(method, found, names, kwargs, self.positions, self.pad_token, before)
-
-    @property
-    def pad_token(self) -> int:
-        """The token that pads shorter prompts of a batch on the left."""
-        return getattr(self.target.generation_config, "pad_token_id", None) or 0
+        pad = getattr(self.target.generation_config, "pad_token_id", None) or 0
+        return shortened(method, found, names, kwargs, self.positions, pad, before, self.counted)
 
     @torch.no_grad()
     def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any], seen: int = 0) -> list[Visual]:
@@ -259,7 +259,7 @@ class VisualAdapter(DecoderAdapter):
         last = next((number for number, layer in enumerate(layers) if scoring in {*layer.modules()}), len(layers))
         clips = self.clips(kind, kwargs, seen)
         with (
-            nullcontext() if scoring is None else probed(scoring) as probe,
+            nullcontext() if scoring is None else probed(scoring, method.needs_key) as probe,
             merging(method, layers, clips, last) as merged,
         ):
             output = encoder(**arguments, return_dict=True)

@@ -13,6 +13,15 @@ from ..decoder.generation import new_tokens
 from .prompt import Prompt
 from .whole_prompt import restore
 
+# Settings whose guesses come with the first pass, as token ids.
+GUESSING = ("prompt_lookup_num_tokens", "assistant_model", "assistant_early_exit", "use_mtp")
+
+
+def unread_beside(target: Any, kwargs: dict[str, Any], inputs: dict[str, Any]) -> str | None:
+    """What a call was given that `generate` would not read beside embeddings of its prompt; None without any."""
+    names = GUESSING if "inputs_embeds" in inputs else ()
+    return next((name for name in names if setting(target, kwargs, name)), None)
+
 
 def replace(
     kwargs: dict[str, Any], prompt: Prompt, target: Any, encoded: Iterable[str], inputs: dict[str, Any]

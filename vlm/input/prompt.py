@@ -28,7 +28,7 @@ class Prompt:
     input_ids, attention_mask : `[B, K]`
         With fewer placeholders, padded on the left.
     position_ids
-        `[4, B, K]` if positions do not simply count up: a count, and the original time, row and column.
+        `[axes, B, K]` if positions do not simply count up: a count, and the original time, row and column.
     visuals
         For each kind of placeholder the visuals that are new in this call.
     source : int64 `[B, K]`
@@ -50,6 +50,8 @@ class Prompt:
         Tokens of each original prompt, and the number of them whose keys an earlier call has computed.
     answered
         Columns of the last answer, at the end.
+    counted
+        Whether the first of the positions is a count, instead of an axis of its own.
     """
 
     full_ids: torch.Tensor
@@ -68,6 +70,7 @@ class Prompt:
     cached: int = 0
     full_lengths: list[tuple[int, int]] = field(default_factory=list)
     answered: int = 0
+    counted: bool = True
 
     def continued(self, sequences: torch.Tensor) -> Prompt:
         """The cache's content after a call that returned `sequences`, which begin with `input_ids`."""
@@ -107,6 +110,7 @@ def shortened(
     positions: Callable[[dict[str, Any]], torch.Tensor | None],
     pad: int,
     before: Prompt | None,
+    counted: bool = True,
 ) -> Prompt:
     """Let a method shorten each visual, and drop the placeholders that have lost their tokens.
 
@@ -133,10 +137,10 @@ def shortened(
         position_ids = taken(position_ids, source.clamp(min=0), -1).masked_fill(~valid, 1)
     elif before is not None and before.position_ids is not None:
         position_ids = _next(before.position_ids, ids.shape[1])
-    if position_ids is not None:
+    if position_ids is not None and counted:
         position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
     prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, source, *left.places(source))
-    prompt.cells = left.cells
+    prompt.cells, prompt.counted = left.cells, counted
     prompt.kept, prompt.total = left.counts
     prompt.full_lengths, prompt.sizes, prompt.starts = lengths, left.sizes, left.starts
     return prompt if before is None else _after(_as_told(before, told), prompt)
@@ -174,7 +178,7 @@ def _positions(
     later = {name: kwargs[name][:, seen:] for name in names if kwargs.get(name) is not None}
     new = positions({**kwargs, **later, "input_ids": ids})
     if new is not None:
-        new[1:] += before.position_ids[1:, :, -1:] + 1
+        new[before.counted :] += before.position_ids[before.counted :, :, -1:] + 1
     return new
 
 
@@ -229,10 +233,8 @@ class _Left:
         valid = torch.arange(width, device=lengths.device) >= width - lengths[:, None]
         index = torch.zeros(valid.shape, dtype=torch.long, device=lengths.device)
         index[valid] = self.stays.nonzero()[:, 1]
-        return self.ids.gather(1, index).masked_fill(~valid, pad), self._sources(index, valid), valid
-
-    def _sources(self, index: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        return self.source.gather(1, index).masked_fill(~valid, NO_PLACE)
+        source = self.source.gather(1, index).masked_fill(~valid, NO_PLACE)
+        return self.ids.gather(1, index).masked_fill(~valid, pad), source, valid
 
     def places(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of visuals and anchors of the columns that stay."""
@@ -267,7 +269,8 @@ def _after(before: Prompt, prompt: Prompt) -> Prompt:
     """The prompt, preceded by the columns that an earlier call has seen."""
     position_ids = prompt.position_ids
     if position_ids is not None and before.position_ids is not None:
-        position_ids[0] += before.position_ids[0, :, -1:] + 1
+        if before.counted:
+            position_ids[0] += before.position_ids[0, :, -1:] + 1
         position_ids = torch.cat([before.position_ids, position_ids], -1)
     return replace(
         prompt,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from numbers import Real
 from os import PathLike
@@ -76,16 +77,26 @@ class VideoFrames:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """`video_metadata` for transformers' processors, for models that use the times."""
+        """`video_metadata` for transformers' processors, for models that use the times.
+
+        These divide by `fps`, which tells the time only where the rate is constant, and take the frames as spread
+        over all of `total_num_frames`: both numbers are those from which the true times result.
+        """
         return {
-            "total_num_frames": self.total_frames,
+            "total_num_frames": self._spanned(),
             "fps": self.fps,
             "width": self.frames.shape[2],
             "height": self.frames.shape[1],
             "duration": self.duration,
             "video_backend": self.backend,
-            "frames_indices": self.indices,
+            "frames_indices": np.rint(self.times * self.fps).astype(np.int64),
         }
+
+    def _spanned(self) -> int:
+        """Frames of the file that these stand for, each for those up to the next."""
+        gaps = len(self) - 1
+        spanned = len(self) * self.fps * (self.times[-1] - self.times[0]) / gaps if gaps else self.total_frames
+        return max(len(self), round(float(spanned)))
 
 
 def read_video(
@@ -155,19 +166,20 @@ def read_video(
     _check(start, end, max_side)
     file = _file(path)
     name = _backend(file, backend)
-    reader = READERS[name](file)
-    try:
+    with closing(READERS[name](file)) as reader:
         rate, part = _rate(reader), _part(reader, start, end, file)
         bounds: dict[str, Any] = {"min_frames": min_frames, "max_frames": max_frames, "name": str(file)}
         chosen = part[0] + sample_frames(sampling, len(part), frames=frames, fps=fps, rate=rate, **bounds)
         return take(reader, chosen, max_side, file, name, progress)
-    finally:
-        reader.close()
 
 
 def read_at_most(path: str | PathLike[str], frames: int) -> VideoFrames:
     """So many frames of a video file, or all if it has fewer."""
-    return read_video(path, frames=min(frames, read_video(path, frames=1).total_frames))
+    file = _file(path)
+    name = _backend(file, None)
+    with closing(READERS[name](file)) as reader:
+        count = len(_part(reader, None, None, file))
+        return take(reader, sample_frames("llava", count, frames=min(frames, count)), None, file, name, None)
 
 
 def frames_in_file(
@@ -184,14 +196,11 @@ def frames_in_file(
     check_sampling(sampling, frames, fps, MIN_FRAMES, MAX_FRAMES)
     _check(start, end, None)
     file = _file(path)
-    reader = READERS[_backend(file, backend)](file)
-    try:
+    with closing(READERS[_backend(file, backend)](file)) as reader:
         part = _part(reader, start, end, file)
         asked: dict[str, Any] = {"frames": None if frames is None else min(frames, len(part)), "fps": fps}
         asked["max_frames"] = max(MIN_FRAMES, len(part))
         yield from reader.frames((part[0] + sample_frames(sampling, len(part), rate=_rate(reader), **asked)).tolist())
-    finally:
-        reader.close()
 
 
 def take(

@@ -38,7 +38,7 @@ class Turn:
 
 def remember(cache: Any, adapter: Any, prompt: Prompt | None, cuts: Cuts | None = None) -> None:
     """Attach its content to a cache."""
-    setattr(cache, ATTRIBUTE, Turn(weakref.ref(adapter), prompt, cuts, cache.get_seq_length()))
+    setattr(cache, ATTRIBUTE, Turn(weakref.ref(adapter), prompt, cuts, int(cache.get_seq_length())))
 
 
 def recalled(cache: Any, adapter: Any) -> Turn | None:

@@ -46,6 +46,11 @@ class Visual:
         shows[len(features) - ends :] = False
         return cls(features, grid, shows)
 
+    def hear(self, told: torch.Tensor) -> None:
+        """Note the score of each token that shows something and, if it is told, its key, `[F * N, 1 + E]`."""
+        frames = told.unflatten(0, (self.grid[0], -1))
+        self.scores, self.key = frames[..., 0], frames[..., 1:] if frames.shape[-1] > 1 else None
+
     def to(self, device: torch.device) -> Visual:
         """The same on another device, such as that of a prompt."""
         scores, key, present = (

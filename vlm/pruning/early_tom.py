@@ -25,7 +25,7 @@ class EarlyTom(Compressor):
     """Merge similar frames inside the vision tower, and keep fewer tokens of the remaining ones; lossy.
 
     EarlyTom: Early Token Compression Completes Fast Video Understanding (Wang et al., 2026). Inside the tower,
-    :func:`merge_frames` after a few layers; at its end, :meth:`compress`: the frames at both ends of a segment keep
+    :func:`plan_merges` after a few layers; at its end, :meth:`compress`: the frames at both ends of a segment keep
     the tokens with the most attention; the frames between keep the best token of each of several even stretches, so
     that they cover the frame.
 
@@ -105,8 +105,8 @@ class EarlyTom(Compressor):
         return tuple(range(step, layers, step)) if step else ()
 
     def merge(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        merged, merges = merge_frames(frames, self.tau, self.window, self.ema, self.alike)
-        return merged, merges.first
+        merges = plan_merges(frames, self.tau, self.window, self.ema, self.alike)
+        return merges.apply(frames), merges.first
 
     def cuts(self, layers: int) -> dict[int, Cut]:
         return late_merging(layers, self.inner_layer, self.inner_keep)
@@ -202,6 +202,12 @@ def plan_merges(
     The frames left, with weights ``cosine / (cosine + next cosine)`` of the first of each pair; 1 where no next pair
     is, or where it is not alike at all. The reference code drops the last middle frame of a segment where it does
     not merge; here it stays.
+
+    Examples
+    --------
+    >>> merges = plan_merges(torch.tensor([0.0, 1.0, 1.01, 9.0])[:, None, None].expand(-1, 3, 2) + 1)
+    >>> merges.first, merges.second  # all point the same way: no pair is more alike than the ends
+    (tensor([0, 1, 2, 3]), tensor([0, 1, 2, 3]))
     """
     like = Likeness(frames)
     between = [like(frame, frame + 1) for frame in range(len(like) - 1)]
@@ -224,23 +230,6 @@ def plan_merges(
     device = frames.device
     pairs = torch.tensor([one, two], device=device)
     return FrameMerges(pairs[0], pairs[1], torch.tensor(weights, device=device))
-
-
-def merge_frames(
-    frames: torch.Tensor, tau: float = 0.5, window: int = 6, ema: float = 0.9, alike: float = -1.0
-) -> tuple[torch.Tensor, FrameMerges]:
-    """Merge similar frames of `[F, N, D]` into `[F', N, D]`; also returns the plan, to merge their attention alike.
-
-    Lossy; see :func:`plan_merges`.
-
-    Examples
-    --------
-    >>> frames, merges = merge_frames(torch.tensor([0.0, 1.0, 1.01, 9.0])[:, None, None].expand(-1, 3, 2) + 1)
-    >>> merges.first, merges.second  # all point the same way: no pair is more alike than the ends
-    (tensor([0, 1, 2, 3]), tensor([0, 1, 2, 3]))
-    """
-    merges = plan_merges(frames, tau, window, ema, alike)
-    return merges.apply(frames), merges
 
 
 def top_of_stretches(scores: torch.Tensor, count: int) -> torch.Tensor:

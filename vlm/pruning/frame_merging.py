@@ -110,7 +110,7 @@ class Merging:
 
     def restore(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
         """What a layer told of the frames that it had, frame after frame or piece after piece, for all frames."""
-        if sum(map(len, self.left)) == sum(map(len, self.owner)):
+        if not parts or sum(map(len, self.left)) == sum(map(len, self.owner)):
             return parts
         sizes = [size for left, (_, size) in zip(self.left, self.clips, strict=True) for _ in left]
         if len(parts) != len(sizes):

@@ -7,9 +7,11 @@ from typing import Any
 
 from PIL import Image
 
+from mmaccel.decoding.setting import setting
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.method import is_count, is_number
 
+from ..input.arguments import GUESSING
 from .response_gate import ResponseGate
 from .streaming_compression import StreamingCompression
 
@@ -33,6 +35,30 @@ def check_settings(method: Any, memory: Any, gate: Any, prefill: Any, reread: An
     for name, (value, is_fit, wanted) in fits.items():
         if not is_fit:
             raise SettingError(f"{name}={value!r}: pass {wanted}")
+
+
+def check_answer(model: Any, more: dict[str, Any]) -> None:
+    """Refuse what an answer to a stream cannot be asked for, as arguments of `generate`.
+
+    Raises
+    ------
+    SettingError
+        Names the first, and says why.
+    """
+    config = more.get("generation_config") or model.generation_config
+    for name in ("return_dict_in_generate", "num_return_sequences"):
+        for value in (more.get(name), getattr(config, name, None)):
+            if value and (value is True or value > 1):
+                raise SettingError(f"{name}={value!r}: ask returns the text of one answer, leave it out")
+    for name in (*GUESSING, "prefill_chunk_size"):
+        if setting(model, more, name):
+            raise SettingError(f"{name}: a stream is read as embeddings, and this takes token ids: leave it out")
+
+
+def size_of(frame: Any) -> tuple[int, int]:
+    """Rows and columns of a picture or array."""
+    rows, columns = frame.size[::-1] if isinstance(frame, Image.Image) else frame.shape[:2]
+    return rows, columns
 
 
 def frames_of(pushed: Any) -> list[Any]:

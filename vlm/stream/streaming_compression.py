@@ -30,7 +30,8 @@ class StreamingCompression(Compressor):
         Share of the tokens of each frame to keep, above 0 and up to 1 (plain), default 60 / 196 as the paper's; None
         where `tokens` is given.
     tokens
-        Number of them in the whole video instead, shared out evenly; None (default) to go by `keep`.
+        Number of them instead: of each frame in a :class:`~mmaccel.vlm.VideoStream`, elsewhere of the whole video,
+        shared out evenly; None (default) to go by `keep`.
     refresh
         Share of a frame's tokens that the tower computes anew where it reuses the rest, above 0 and up to 1 (no
         reuse), default 0.25 as the paper's. For streams only.

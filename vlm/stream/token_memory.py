@@ -57,9 +57,11 @@ class TokenMemory:
     def __init__(self, limit: int, policy: str = "peak_end") -> None:
         self.limit, self.policy = limit, policy
         self.frames: list[FrameTokens] = []
-        self.count = 0
+        self.count = self.first = 0
 
     def add(self, frame: FrameTokens) -> None:
+        if not self.frames:
+            self.first = frame.number
         self.frames.append(frame)
         self.count += len(frame.tokens)
         while self.count > self.limit and len(self.frames) > 1:
@@ -80,7 +82,7 @@ class TokenMemory:
 
     def _room(self, i: int) -> int:
         """Time between the neighbours of a frame; the first frame has the stream's beginning before it."""
-        before = self.frames[i - 1].number if i else -1
+        before = self.frames[i - 1].number if i else self.first - 1
         after = self.frames[min(i + 1, len(self.frames) - 1)].number
         return after - before
 

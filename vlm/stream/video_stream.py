@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from contextlib import nullcontext
 from typing import Any, Self
@@ -9,13 +10,13 @@ from typing import Any, Self
 import torch
 
 from mmaccel.adapter import find_adapter
-from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError, unknown_name
+from mmaccel.errors import PromptError, UnsupportedTargetError, unknown_name
 from mmaccel.locks import lock_of
 
 from ..answering import prepare
 from ..decoder.generation import copies
 from ..families.llava_onevision import LlavaOnevisionAdapter
-from .checks import check_settings, frames_of
+from .checks import check_answer, check_settings, frames_of, size_of
 from .response_gate import ResponseGate
 from .stats import VideoStreamStats
 from .stream_cache import HEAD, StreamCache
@@ -143,8 +144,8 @@ class VideoStream:
 
     def pixels(self, chunk: list[Any]) -> torch.Tensor:
         """Pictures as the tower takes them, `[1, F, 3, H, W]`: what :meth:`push` does first, in any thread."""
-        pixels: torch.Tensor = prepare(self.processor, chunk, ["?"])["pixel_values_videos"]
-        return pixels
+        alike = [[*run] for _, run in itertools.groupby(chunk, size_of)]  # processors stack them before they resize
+        return torch.cat([prepare(self.processor, run, ["?"])["pixel_values_videos"] for run in alike], 1)
 
     @torch.no_grad()
     def features(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -211,13 +212,10 @@ class VideoStream:
         PromptError
             If the stream has no frames yet, or the question is empty.
         SettingError
-            If more is asked for than the text of one answer.
+            If more is asked for than the text of one answer, or guesses for which `generate` reads token ids.
         """
+        check_answer(self.model, more)
         config = more.get("generation_config")
-        for name in ("return_dict_in_generate", "num_return_sequences"):
-            for value in (more.get(name), getattr(config or self.model.generation_config, name, None)):
-                if value and (value is True or value > 1):
-                    raise SettingError(f"{name}={value!r}: ask returns the text of one answer, leave it out")
         ids, embeds = self._prompt(question)
         self._read()
         bounded = config is not None and (config.max_new_tokens or config.max_length)
