@@ -144,6 +144,21 @@ def test_whole_pipeline(pipe):
     assert torch.equal(again, plain)
 
 
+def test_a_run_of_the_pipeline_ends_with_its_picture(pipe):
+    """Not with its tokens: a baseline is timed to the picture, too."""
+    call = {"height": SIZE, "width": SIZE, "num_inference_steps": 1, "output_type": "latent"}
+    with mmaccel.accelerate(pipe, ZipAR(window=2)) as fast:
+        told = []
+        hook = pipe.transformer.register_forward_hook(lambda *_: told.append(fast.report.wall_seconds))
+        fast("a red heart", **call)
+        hook.remove()
+        assert told and not any(told), "the time is not told before the tokens have become a picture"
+        assert fast.report.wall_seconds > 0 and fast.report.engaged
+        fast.report.wall_seconds = 0.0
+        priors(fast, "a red heart")
+        assert fast.report.wall_seconds > 0, "tokens alone are a run, too"
+
+
 def test_pipeline_and_its_model_cannot_both_be_accelerated(pipe):
     with mmaccel.accelerate(pipe, ZipAR(window=2)) as fast:
         assert fast.vision_language_encoder is pipe.vision_language_encoder  # reads are forwarded
