@@ -60,11 +60,11 @@ class ImageAdapter(Adapter):
         """Whether the model's own generate writes whole pictures with these arguments."""
         return True
 
-    def check_plain(self, kwargs: dict[str, Any]) -> None:
-        """Raise an `UnsupportedTargetError` if the model's own generate fails with these arguments."""
-
     def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the model's own generate needs beside these arguments to write whole pictures."""
+        """What the model's own generate needs beside these arguments, or in their place, to write whole pictures.
+
+        Raises an `UnsupportedTargetError` if it cannot with these.
+        """
         return {}
 
     def layout(self) -> Layout | None:
