@@ -38,7 +38,10 @@ def test_a_report_counts_what_was_done(method, monkeypatch):
     assert steps[-1] == (LENGTH, LENGTH) and len(steps) >= len(passes)
     stats = report.details["stats"]
     assert report.forwards == stats["forwards"]
-    if not isinstance(method, ZipAR):
+    if isinstance(method, ZipAR):
+        assert stats["emitted"] == 3 * (LENGTH - 1) and stats["rows"] == 3 * stats["rounds"]
+        assert stats["tokens_per_forward"] == pytest.approx((LENGTH - 1) / stats["forwards"])
+    else:
         assert stats["rounds"] == len(passes)
         # the first token of each picture comes from the prompt; a window may hang over the end
         assert 3 * (LENGTH - 1) <= stats["emitted"] < 3 * (LENGTH + method.window)
@@ -73,6 +76,20 @@ def test_memory_counts_the_distributions_of_a_window():
                 bytes_of[window] = fast.report.peak_extra_bytes - decoder.cache.nbytes()
     # three of [batch, window, codes] in float32: p, q and what is drawn from them
     assert bytes_of == {window: 3 * 2 * window * examples.CODES * 4 for window in (2, 8)}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_memory_counts_the_codebook_of_groups(dtype):
+    """Of a model that writes codes with its text it is a copy of their embeddings, as they are."""
+    model, arguments = examples.emu3()
+    model.to(dtype)
+    extra = []
+    for distance in (0.5, None):
+        with mmaccel.accelerate(model, GroupedSpeculative(window=4, distance=distance)) as fast:
+            fast.generate(**arguments(), generator=seed())
+            extra.append(fast.report.peak_extra_bytes)
+    specials = 4  # which close lines and pictures
+    assert extra[0] - extra[1] == (examples.CODES + specials) * examples.TEXT["hidden_size"] * dtype.itemsize
 
 
 def test_plain_settings_call_the_models_own_generate():
