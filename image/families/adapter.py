@@ -104,6 +104,7 @@ class ImageAdapter(Adapter):
                 f"generator is a {type(generator).__name__}: give one torch.Generator for the whole batch"
             )
         report = session.report
+        _bring(self.model)
         task = self.begin({name: value for name, value in kwargs.items() if name not in UNSUPPORTED_ARGUMENTS})
         method.check_layout(task.layout)
         if method.is_neutral(task.layout) and generator is None and self.keeps_grid(kwargs):
@@ -123,6 +124,15 @@ class ImageAdapter(Adapter):
         report.tokens = task.layout.length * task.batch
         report.engaged = passes < task.layout.length
         return result
+
+
+def _bring(model: Any) -> None:
+    """Bring a model that is off-loaded whole: its hook waits for a call of the model, and decoding calls its parts."""
+    from accelerate.hooks import CpuOffload
+
+    placed = getattr(model, "_hf_hook", None)
+    if isinstance(placed, CpuOffload):
+        placed.pre_forward(model)
 
 
 def _check_arguments(kwargs: dict[str, Any], usual: Any) -> None:
