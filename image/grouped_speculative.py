@@ -91,7 +91,7 @@ class GroupedSpeculative(ImageMethod):
         return self.window == 1
 
     def decode(
-        self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
+        self, task: ImageTask, generator: torch.Generator | None, progress: Progress | None, session: Session
     ) -> GridDecoder:
         decoder = GridDecoder(task, generator, progress, self.window)
         embeddings = None if self.distance is None else _embeddings(task)

@@ -147,30 +147,21 @@ def _check_arguments(kwargs: dict[str, Any], usual: Any) -> None:
             )
 
 
-def private_generator(generator: torch.Generator | None, task: ImageTask, keeps_noise: bool) -> torch.Generator:
+def private_generator(generator: torch.Generator | None, task: ImageTask, keeps_noise: bool) -> torch.Generator | None:
     """The caller's generator, or one seeded by a single draw from the global state, as sampling would draw.
 
-    A method that keeps the noise draws from the global state itself. A generator on another device (diffusers
-    pipelines take CPU generators) seeds one on the model's.
+    None for a method that keeps the noise: it draws from the global state of the model's device itself. A generator on
+    another device (diffusers pipelines take CPU generators) seeds one on the model's.
     """
     if generator is not None and _place(generator.device) == _place(task.device):
         return generator
+    if generator is None and keeps_noise and task.sampling.do_sample:
+        return None
     private = torch.Generator(task.device)
     if generator is None and not task.sampling.do_sample:
         return private.manual_seed(0)  # greedy decoding draws no token: leave the global state alone
-    if generator is None and keeps_noise:
-        return global_generator(task.device)
     device = None if generator is None else generator.device
     return private.manual_seed(int(torch.randint(2**62, (), generator=generator, device=device)))
-
-
-def global_generator(device: torch.device) -> torch.Generator:
-    """The generator that sampling on a device draws from where none is given."""
-    kind, index = _place(device)
-    if kind == "cuda":
-        found: torch.Generator = torch.cuda.default_generators[index]
-        return found
-    return torch.default_generator
 
 
 def _place(device: torch.device) -> tuple[str, int]:
