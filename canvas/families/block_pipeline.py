@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from mmaccel.adapter import Adapter, register_adapter
+from mmaccel.adapter import register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
 from mmaccel.patching import attention_layers
@@ -18,23 +17,17 @@ from ..caches.prefix_cache import PrefixCache
 from ..caches.window_diffusion import WindowDiffusion
 from ..decoder import BlockDecoder
 from ..method import CanvasMethod
-from .following import refuse_another_scheduler
+from .adapter import CanvasAdapter
 
 KEEPS_TEXT = (PrefixCache, IntervalCache)  # caches of what stands before a block
 
 
 @register_adapter
-class BlockPipelineAdapter(Adapter):
+class BlockPipelineAdapter(CanvasAdapter[BlockDecoder]):
     """A `LLaDA2Pipeline` with any model of its contract."""
 
     family = "block diffusion"
     classes: ClassVar[tuple[str, ...]] = ("LLaDA2Pipeline",)
-    modality = "canvas"
-    call_is_run = True
-
-    def __init__(self, target: Any) -> None:
-        super().__init__(target)
-        self.decoder: BlockDecoder | None = None
 
     def parts(self) -> list[Any]:
         return [self.target, self.target.model, self.target.scheduler]
@@ -77,17 +70,11 @@ class BlockPipelineAdapter(Adapter):
             )
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a run with these arguments."""
+        super().prepare(args, kwargs)
         if self.decoder is not None:
-            refuse_another_scheduler(self.decoder.session, self.decoder.scheduler)
             self.decoder.prepare(kwargs)
 
-    def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
-        """Add a method; the first one installs what follows the pipeline's passes and steps."""
-        if self.decoder is None:
-            chosen = [m for m in session.plan.methods if isinstance(m, CanvasMethod) and not m.is_neutral]
-            exact = [m.exact or (isinstance(m, KEEPS_TEXT) and self.reads_causally) for m in session.plan.methods]
-            session.report.exact = all(exact)
-            self.decoder = BlockDecoder(session, self, chosen)
-            stack.callback(setattr, self, "decoder", None)
-            self.decoder.attach(stack)
+    def decoder_of(self, session: Session, methods: list[CanvasMethod]) -> BlockDecoder:
+        exact = [m.exact or (isinstance(m, KEEPS_TEXT) and self.reads_causally) for m in session.plan.methods]
+        session.report.exact = all(exact)
+        return BlockDecoder(session, self, methods)
