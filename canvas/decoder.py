@@ -14,7 +14,6 @@ from mmaccel.patching import attention_layers, intercept_attention, wrap_method
 from mmaccel.session import Session
 from mmaccel.stepping.tensors import count_bytes
 
-from .caches.keeping import keeping
 from .caches.kept_prefix import KeptPrefix
 from .families.following import Follower
 from .method import Block, CanvasMethod, CommitRule
@@ -47,7 +46,8 @@ class BlockDecoder(Follower):
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
         self.verifier = Verifier(dave.drafts, self._pass, self._is_over) if dave else None
-        self.prefix = keeping(methods, adapter.reads_causally, lambda: self.mask)
+        keepers = (m.keeper(adapter.reads_causally, lambda: self.mask) for m in methods)
+        self.prefix = next((keeper for keeper in keepers if keeper is not None), None)
         self.mask = adapter.target.mask_token_id
         self._looks = self.scheduler.check_eos_finished
         self._forget()

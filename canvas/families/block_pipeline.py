@@ -14,7 +14,6 @@ from mmaccel.session import Session
 
 from ..caches.interval_cache import IntervalCache
 from ..caches.prefix_cache import PrefixCache
-from ..caches.window_diffusion import WindowDiffusion
 from ..decoder import BlockDecoder
 from ..method import CanvasMethod
 from .adapter import CanvasAdapter
@@ -57,7 +56,7 @@ class BlockPipelineAdapter(CanvasAdapter[BlockDecoder]):
                 f"{model} attends causally, so that a masked token never sees what follows: if it was trained to fill"
                 f" blocks, wrap it: {name}(canvas.BlockCausalModel(model, block_length=32), ...)"
             )
-        keeps = isinstance(method, (*KEEPS_TEXT, WindowDiffusion))
+        keeps = isinstance(method, CanvasMethod) and method.keeper(self.reads_causally, lambda: None) is not None
         if keeps and any(attention_name(module.config) == "eager" for module in modules):
             raise UnsupportedTargetError(
                 f"{method.name} needs another attention than attn_implementation='eager': load the model with"
