@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmaccel.patching import attention_layers, intercept_attention, wrap_forward, wrap_method
+from mmaccel.patching import attention_layers, intercept_attention, wrap_method
 from mmaccel.session import Session
 from mmaccel.stepping.tensors import count_bytes
 
-from .caches.keeping import keeping
 from .caches.kept_prefix import KeptPrefix
+from .families.following import Follower
 from .method import Block, CanvasMethod, CommitRule
 from .outlook import Outlook, Seen
 from .private import drawn, edits_committed, is_greedy
@@ -29,27 +29,30 @@ if TYPE_CHECKING:
 Step = Callable[..., Any]
 
 
-class BlockDecoder:
-    """What the methods of one session do in each pass of the model and in each step of the scheduler.
+class BlockDecoder(Follower):
+    """Follows the blocks of a text, one after the other.
 
     Attributes
     ----------
     exact
         Whether the methods are, where blocks are the model's own.
-    rule, outlooks, verifier, prefix
+    outlooks, verifier, prefix
         Of the methods, where there are such.
     """
 
     def __init__(self, session: Session, adapter: BlockPipelineAdapter, methods: Sequence[CanvasMethod]) -> None:
-        self.session, self.adapter, self.exact = session, adapter, session.report.exact
-        self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
+        super().__init__(session, adapter.target.model, methods)
+        self.adapter, self.exact = adapter, session.report.exact
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
         self.verifier = Verifier(dave.drafts, self._pass, self._is_over) if dave else None
-        self.prefix = keeping(methods, adapter.reads_causally, lambda: self.mask)
+        keepers = (m.keeper(adapter.reads_causally, lambda: self.mask) for m in methods)
+        self.prefix = next((keeper for keeper in keepers if keeper is not None), None)
         self.mask = adapter.target.mask_token_id
-        self.scheduler = adapter.target.scheduler
-        self._looks = adapter.target.scheduler.check_eos_finished
+        self._looks = self.scheduler.check_eos_finished
+        self._forget()
+
+    def _forget(self) -> None:
         self._know_nothing()
         self._begin()
 
@@ -75,21 +78,13 @@ class BlockDecoder:
                 part.begin()
 
     def attach(self, stack: ExitStack) -> None:
-        """Install itself, until `stack` closes."""
-        pipe = self.adapter.target
-        self.session.hold(pipe.scheduler)
-        self.session.around.append(self._run)
-        stack.callback(self.session.around.remove, self._run)
+        super().attach(stack)
         if self.prefix is not None:
-            intercept_attention(stack, attention_layers(pipe.model), self.prefix.attend)
-        wrap_forward(stack, pipe.model, self._forward)
-        wrap_method(stack, pipe.scheduler, "check_eos_finished", self._note_finished)
-        wrap_method(stack, pipe.scheduler, "check_block_should_continue", self._continue)
-        wrap_method(stack, pipe.scheduler, "step", self._step)
-        wrap_method(stack, pipe.scheduler, "set_timesteps", self._start)
+            intercept_attention(stack, attention_layers(self.model), self.prefix.attend)
+        wrap_method(stack, self.scheduler, "check_eos_finished", self._note_finished)
+        wrap_method(stack, self.scheduler, "check_block_should_continue", self._continue)
 
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
-        """With the scheduler's steps, a run of the pipeline begins."""
         pipe = self.adapter.target
         if not self.prepared:
             self._know_nothing()
@@ -108,16 +103,6 @@ class BlockDecoder:
                 f"block_length={self.length} is not that of the model, so that tokens before a block see some of it,"
                 f" and a cache of them is not exact: leave it out, or give block_length={own}"
             )
-
-    @contextmanager
-    def _run(self) -> Iterator[None]:
-        """Around each run of the session."""
-        try:
-            yield
-            self._fill()
-        finally:
-            self._know_nothing()
-            self._begin()
 
     def _fill(self) -> None:
         report = self.session.report

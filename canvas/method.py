@@ -6,12 +6,16 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from mmaccel.method import Method
 from mmaccel.session import Session
+
+if TYPE_CHECKING:
+    from .caches.kept_prefix import KeptPrefix
+    from .caches.kept_window import KeptWindow
 
 
 @dataclass
@@ -97,6 +101,13 @@ class CanvasMethod(Method[Session]):
     def is_neutral(self) -> bool:
         """Whether these settings change nothing."""
         return False
+
+    def keeper(self, grows: bool, mask: Callable[[], int | None]) -> KeptPrefix | KeptWindow | None:
+        """What keeps keys and values for it; None where it is no cache.
+
+        `grows` says whether tokens before a block do not see it, and `mask` gives the token of what is not filled yet.
+        """
+        return None
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         session.adapter.attach(self, session, stack)

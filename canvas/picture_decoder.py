@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.session import Session
 from mmaccel.stepping.tensors import count_bytes
 
+from .families.following import Follower
 from .late_guidance import LateGuidance
 from .method import Block, CanvasMethod, CommitRule
 
 Step = Callable[..., Any]
 
 
-class PictureDecoder:
-    """What the methods of one session do in each pass of the transformer and in each step of the scheduler.
-
-    Pictures that are full are not computed any more, and a pass without any other is left out.
+class PictureDecoder(Follower):
+    """Pictures that are full are not computed any more, and a pass without any other is left out.
 
     Attributes
     ----------
-    rule, guidance
-        Of the methods, where there are such.
+    guidance
+        Of the methods, where there is one.
     guided
         Whether each pass holds two branches, the one without a prompt first; None until that is known of a call that
         is not the session's.
     """
 
     def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
-        self.session, self.pipe, self.scheduler = session, pipe, pipe.scheduler
-        self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
+        super().__init__(session, pipe.transformer, methods)
         self.guidance = next((m for m in methods if isinstance(m, LateGuidance)), None)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._begin()
         self.guided: bool | None = None
         self.strength = 1.0  # share of the scheduler's steps that the call makes, its last ones
         self.prepared = False  # by the session, whose call this is
-        self._begin()
 
     def _begin(self, steps: int = 0) -> None:
         """Forget the last run of the pipeline; the next has this many steps."""
@@ -49,17 +48,7 @@ class PictureDecoder:
         self.logits: torch.Tensor | None = None  # of the last pass
         self.last: Any = None  # what the last step gave
 
-    def attach(self, stack: ExitStack) -> None:
-        """Install itself, until `stack` closes."""
-        self.session.hold(self.scheduler)
-        self.session.around.append(self._run)
-        stack.callback(self.session.around.remove, self._run)
-        wrap_forward(stack, self.pipe.transformer, self._forward)
-        wrap_method(stack, self.scheduler, "step", self._step)
-        wrap_method(stack, self.scheduler, "set_timesteps", self._start)
-
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
-        """With the scheduler's steps, a run of the pipeline begins."""
         found = original(*args, **kwargs)
         if not self.prepared:
             self.guided, self.strength = None, 1.0
@@ -70,21 +59,14 @@ class PictureDecoder:
         """Before a call of the session, which is guided or not, and makes a share of the steps."""
         self.guided, self.strength, self.prepared = guided, strength, True
 
-    @contextmanager
-    def _run(self) -> Iterator[None]:
-        """Around each run of the session."""
-        try:
-            yield
-            report = self.session.report
-            report.forwards, report.plain_forwards = round(self.computed, 3), self.steps
-            report.details["passes"] = self.passes
-            report.peak_extra_bytes = self.most_learned
-            report.engaged = bool(self.changed or self.computed < self.steps)
-            if not report.engaged:
-                report.warnings.append("no step was changed: all went as the pipeline's own schedule has it")
-        finally:
-            self._begin()
-            self.guided, self.strength, self.prepared = None, 1.0, False
+    def _fill(self) -> None:
+        report = self.session.report
+        report.forwards, report.plain_forwards = round(self.computed, 3), self.steps
+        report.details["passes"] = self.passes
+        report.peak_extra_bytes = self.most_learned
+        report.engaged = bool(self.changed or self.computed < self.steps)
+        if not report.engaged:
+            report.warnings.append("no step was changed: all went as the pipeline's own schedule has it")
 
     def _forward(self, original: Step, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """In place of the transformer's pass: only the rows that are still needed."""

@@ -2,69 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.session import Session
 from mmaccel.stepping.tensors import count_bytes
 
 from . import private
+from .families.following import Follower
 from .method import Block, CanvasMethod, CommitRule
 from .verifiers.free_dave import FreeDave
 from .verifiers.lookahead import Lookahead
 
 
-class UniformDecoder:
-    """What the methods of one session do in each pass of the model and in each step of the scheduler.
+class UniformDecoder(Follower):
+    """Computes passes ahead, and none of a canvas that no step changes any more.
 
     Attributes
     ----------
-    rule, lookahead
-        Of the methods, where there are such.
+    lookahead
+        Of `FreeDave` where it is among the methods; else it computes each pass when it is asked for.
     """
 
     def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
-        self.session, self.pipe, self.scheduler = session, pipe, pipe.scheduler
-        self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
+        super().__init__(session, pipe.model, methods)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.lookahead = Lookahead(dave.drafts if dave else 1, pipe.scheduler)
-        self._begin()
+        self._forget()
 
-    def _begin(self) -> None:
-        """Forget the last run of the pipeline."""
+    def _forget(self) -> None:
         self.learned: dict[str, Any] = {}
         self.spared = self.changed = 0
         self.most_learned = 0  # bytes
         self.complete: torch.Tensor | None = None  # the last logits of a canvas that no step changes any more
         self.lookahead.begin()
 
-    def attach(self, stack: ExitStack) -> None:
-        """Install itself, until `stack` closes."""
-        self.session.hold(self.scheduler)
-        self.session.around.append(self._run)
-        stack.callback(self.session.around.remove, self._run)
-        wrap_forward(stack, self.pipe.model, self._forward)
-        wrap_method(stack, self.scheduler, "step", self._step)
-        wrap_method(stack, self.scheduler, "set_timesteps", self._start)
-
     def _start(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """With the scheduler's steps, a run of the pipeline begins."""
-        self._begin()
+        self._forget()
         return original(*args, **kwargs)
-
-    @contextmanager
-    def _run(self) -> Iterator[None]:
-        """Around each run of the session."""
-        try:
-            yield
-            self._fill()
-        finally:
-            self._begin()
 
     def _fill(self) -> None:
         report, ahead = self.session.report, self.lookahead
@@ -77,7 +55,6 @@ class UniformDecoder:
             report.warnings.append("no pass was saved: each canvas took the pipeline's own steps")
 
     def _forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of the model's pass over a canvas."""
         if "decoder_input_ids" not in kwargs:
             return original(*args, **kwargs)
         if self.complete is not None and kwargs["self_conditioning_logits"] is not None:

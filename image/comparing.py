@@ -11,6 +11,7 @@ from mmaccel.adapter import Adapter
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.plan import Plan
+from mmaccel.session import Session
 
 from .families.adapter import ImageAdapter
 from .generation import FAMILIES
@@ -44,7 +45,7 @@ class ImageTrial(BaseTrial):
             raise UnsupportedTargetError(
                 "this call writes no picture: pass all that the processor gives, for Janus generation_mode='image' too"
             )
-        adapter.check_plain(dict(inputs))
+        self.plain_inputs = {**inputs, **adapter.plain_arguments(dict(inputs))}
         self.tells_surprise = adapter.family == "janus"  # whose results are the codes alone
         self.metrics = (SURPRISE, SAME) if self.tells_surprise else (SAME,)
         config = getattr(adapter.model, "generation_config", None)
@@ -56,7 +57,7 @@ class ImageTrial(BaseTrial):
         with seeded(seed, self.images.model.device) as generator:
             if self.is_pipeline:
                 return target(**self.inputs, generator=generator)
-            result = target.generate(**self.inputs)
+            result = target.generate(**(self.inputs if isinstance(target, Session) else self.plain_inputs))
         return result if isinstance(result, torch.Tensor) else result.sequences
 
     def equal(self, one: Any, other: Any) -> bool:

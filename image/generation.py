@@ -23,8 +23,6 @@ from mmaccel.progress import looks
 from mmaccel.session import Session
 from mmaccel.zoo.weights import load_pretrained, no_foreign_code
 
-from .families.adapter import ImageAdapter
-
 
 @dataclass
 class ImageSettings:
@@ -99,18 +97,11 @@ class Painter(ABC):
             inputs["generator"] = torch.Generator(target.device).manual_seed(settings.seed)
             with progress_bar(label) as bar:
                 return target.generate(**inputs, progress=progress or bar)
-        inputs.update(self.plain_arguments(inputs))
+        adapter: Any = find_adapter(self.target)
+        inputs.update(adapter.plain_arguments(inputs))
         with torch.random.fork_rng(), counted(target, label, progress):
             torch.manual_seed(settings.seed)
             return target.generate(**inputs)
-
-    def plain_arguments(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """What the plain model needs beside these; raises an `UnsupportedTargetError` if it fails with them."""
-        adapter = find_adapter(self.target)
-        if not isinstance(adapter, ImageAdapter):
-            return {}
-        adapter.check_plain(inputs)
-        return adapter.plain_arguments(inputs)
 
     def paint(
         self,

@@ -37,7 +37,8 @@ class GroupedSpeculative(ImageMethod):
     delta
         Largest difference in probability to the draft (default 0.15).
     distance
-        Largest squared distance to the draft in the codebook (default 0.5), None to leave it out.
+        Largest squared distance to the draft in the codebook (default 0.5), None to leave it out. Where a model writes
+        codes with its text head, as Emu3 and GLM-Image do, their input embeddings stand for the codebook.
 
     Notes
     -----
@@ -90,12 +91,10 @@ class GroupedSpeculative(ImageMethod):
         return self.window == 1
 
     def decode(
-        self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
+        self, task: ImageTask, generator: torch.Generator | None, progress: Progress | None, session: Session
     ) -> GridDecoder:
         decoder = GridDecoder(task, generator, progress, self.window)
-        embeddings = None
-        if self.distance is not None:
-            embeddings = torch.nn.functional.pad(task.codebook().float(), (0, 0, 0, task.specials))
+        embeddings = None if self.distance is None else _embeddings(task)
         acceptance = partial(
             grouped_ratio,
             group_size=self.group_size,
@@ -104,4 +103,11 @@ class GroupedSpeculative(ImageMethod):
             embeddings=embeddings,
         )
         decoder.tokens = decode_window(decoder, FixedWidth(self.window), acceptance=acceptance)
+        decoder.extra_bytes += 0 if embeddings is None else embeddings.nbytes
         return decoder
+
+
+def _embeddings(task: ImageTask) -> torch.Tensor:
+    """The codebook where the task is, and zeros for tokens that are no codes, `[codes + specials, D]`."""
+    codes = task.codebook().to(task.device)
+    return torch.nn.functional.pad(codes, (0, 0, 0, task.specials)) if task.specials else codes

@@ -34,9 +34,12 @@ class ImageMethod(Method[Session[ImageAdapter]]):
 
     @abstractmethod
     def decode(
-        self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
+        self, task: ImageTask, generator: torch.Generator | None, progress: Progress | None, session: Session
     ) -> GridDecoder:
-        """Decode a task; the returned decoder holds `tokens [batch, N]` and the statistics."""
+        """Decode a task; the returned decoder holds `tokens [batch, N]` and the statistics.
+
+        The generator is None where a method that keeps the noise draws from the global state.
+        """
 
     def check_layout(self, layout: Layout) -> None:
         """Raise a `SettingError` if the settings do not fit the grid."""

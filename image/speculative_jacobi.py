@@ -96,7 +96,7 @@ class SpeculativeJacobi(ImageMethod):
         return self.coupling == "gumbel_exact"
 
     def decode(
-        self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
+        self, task: ImageTask, generator: torch.Generator | None, progress: Progress | None, session: Session
     ) -> GridDecoder:
         budget: FixedWidth | Budget
         if self.window == "auto":

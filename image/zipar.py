@@ -82,7 +82,7 @@ class ZipAR(ImageMethod):
         return self.window == layout.columns and not self.verify
 
     def decode(
-        self, task: ImageTask, generator: torch.Generator, progress: Progress | None, session: Session
+        self, task: ImageTask, generator: torch.Generator | None, progress: Progress | None, session: Session
     ) -> GridDecoder:
         decoder = GridDecoder(task, generator, progress)
         decoder.tokens = RowDecoder(decoder, self.window, self.draft_window if self.verify else 1).run()

@@ -37,7 +37,7 @@ class Adapter(ABC):
     kin: ClassVar[str] = ""
     classes: ClassVar[tuple[str, ...]]
     modality: ClassVar[str]
-    call_is_run: ClassVar[bool] = False
+    call_is_run: bool = False
     exclusive: ClassVar[bool] = False
     advice: ClassVar[str] = ""
 

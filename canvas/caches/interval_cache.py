@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
 from ..method import CanvasMethod
+from .kept_prefix import KeptPrefix
 
 
 @register("canvas")
@@ -55,3 +57,6 @@ class IntervalCache(CanvasMethod):
     @property
     def is_neutral(self) -> bool:
         return self.prompt == self.text == 1
+
+    def keeper(self, grows: bool, mask: Callable[[], int | None]) -> KeptPrefix:
+        return KeptPrefix(self.text, grows, self.prompt)

@@ -99,6 +99,8 @@ class KeptPrefix(Kept):
             old = (x[:, :, : self.first] for x in self.kept[id(module)])
             old_key, old_value = (x.repeat_interleave(copies, 0) for x in old)
             key, value = torch.cat([old_key, key], 2), torch.cat([old_value, value], 2)
+            if self.padding is not None:
+                self.padding = self.padding.to(key.device)  # layers may be on several devices
             attention_mask, kwargs["is_causal"] = self._mask(attention_mask, old_key.shape[2]), False
         if self.mode in ("keep", "grow") and self.prefix:
             every = len(key) // self.rows  # one of the canvases of a row will do

@@ -89,8 +89,9 @@ class KeptWindow(Kept):
         if self.mode == "keep":
             self.kept[id(module)] = key.clone(), value.clone()
         if self.mode == "renew":
-            at = self.places[:, None, :, None].expand(-1, key.shape[1], -1, key.shape[3])
+            places, visible = (x.to(key.device) for x in (self.places, self.visible))  # of several devices
+            at = places[:, None, :, None].expand(-1, key.shape[1], -1, key.shape[3])
             old_key, old_value = self.kept[id(module)]
             key, value = old_key.scatter(2, at, key), old_value.scatter(2, at, value)
-            attention_mask, kwargs["is_causal"] = self.visible.expand(-1, 1, query.shape[2], -1), False
+            attention_mask, kwargs["is_causal"] = visible.expand(-1, 1, query.shape[2], -1), False
         return original(module, query, key, value, attention_mask, **kwargs)

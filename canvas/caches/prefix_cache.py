@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
 from ..method import CanvasMethod
+from .kept_prefix import KeptPrefix
 
 
 @register("canvas")
@@ -50,3 +52,6 @@ class PrefixCache(CanvasMethod):
     @property
     def is_neutral(self) -> bool:
         return self.refresh == 1
+
+    def keeper(self, grows: bool, mask: Callable[[], int | None]) -> KeptPrefix:
+        return KeptPrefix(self.refresh, grows)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from mmaccel.adapter import Adapter, register_adapter
+from mmaccel.adapter import register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
 from mmaccel.patching import attention_layers, unfit_attention
@@ -14,26 +13,19 @@ from mmaccel.session import Session
 
 from ..caches.interval_cache import IntervalCache
 from ..caches.prefix_cache import PrefixCache
-from ..caches.window_diffusion import WindowDiffusion
 from ..decoder import BlockDecoder
 from ..method import CanvasMethod
-from .following import refuse_another_scheduler
+from .adapter import CanvasAdapter
 
 KEEPS_TEXT = (PrefixCache, IntervalCache)  # caches of what stands before a block
 
 
 @register_adapter
-class BlockPipelineAdapter(Adapter):
+class BlockPipelineAdapter(CanvasAdapter[BlockDecoder]):
     """A `LLaDA2Pipeline` with any model of its contract."""
 
     family = "block diffusion"
     classes: ClassVar[tuple[str, ...]] = ("LLaDA2Pipeline",)
-    modality = "canvas"
-    call_is_run = True
-
-    def __init__(self, target: Any) -> None:
-        super().__init__(target)
-        self.decoder: BlockDecoder | None = None
 
     def parts(self) -> list[Any]:
         return [self.target, self.target.model, self.target.scheduler]
@@ -63,7 +55,7 @@ class BlockPipelineAdapter(Adapter):
                 f"{model} attends causally, so that a masked token never sees what follows: if it was trained to fill"
                 f" blocks, wrap it: {name}(canvas.BlockCausalModel(model, block_length=32), ...)"
             )
-        keeps = isinstance(method, (*KEEPS_TEXT, WindowDiffusion))
+        keeps = isinstance(method, CanvasMethod) and method.keeper(self.reads_causally, lambda: None) is not None
         if keeps and (unfit := unfit_attention(modules)) is not None:
             raise UnsupportedTargetError(
                 f"{method.name} does not work with attn_implementation={unfit!r}: load the model with"
@@ -76,17 +68,11 @@ class BlockPipelineAdapter(Adapter):
             )
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a run with these arguments."""
+        super().prepare(args, kwargs)
         if self.decoder is not None:
-            refuse_another_scheduler(self.decoder.session, self.decoder.scheduler)
             self.decoder.prepare(kwargs)
 
-    def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
-        """Add a method; the first one installs what follows the pipeline's passes and steps."""
-        if self.decoder is None:
-            chosen = [m for m in session.plan.methods if isinstance(m, CanvasMethod) and not m.is_neutral]
-            exact = [m.exact or (isinstance(m, KEEPS_TEXT) and self.reads_causally) for m in session.plan.methods]
-            session.report.exact = all(exact)
-            self.decoder = BlockDecoder(session, self, chosen)
-            stack.callback(setattr, self, "decoder", None)
-            self.decoder.attach(stack)
+    def decoder_of(self, session: Session, methods: list[CanvasMethod]) -> BlockDecoder:
+        exact = [m.exact or (isinstance(m, KEEPS_TEXT) and self.reads_causally) for m in session.plan.methods]
+        session.report.exact = all(exact)
+        return BlockDecoder(session, self, methods)

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from mmaccel.adapter import Adapter, register_adapter
+from mmaccel.adapter import register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
 from mmaccel.session import Session
 
 from ..method import CanvasMethod, CommitRule
 from ..uniform_decoder import UniformDecoder
-from .following import refuse_another_scheduler
+from .adapter import CanvasAdapter
 
 
 @register_adapter
-class UniformPipelineAdapter(Adapter):
+class UniformPipelineAdapter(CanvasAdapter[UniformDecoder]):
     """A `DiffusionGemmaPipeline` with any of its schedulers."""
 
     family = "uniform block diffusion"
     classes: ClassVar[tuple[str, ...]] = ("DiffusionGemmaPipeline", "DiffusionGemmaForBlockDiffusion")
-    modality = "canvas"
-    call_is_run = True
     advice = (
         "it begins with random tokens where this method needs masks; canvas.FreeDave, canvas.EntropyBound and"
         " canvas.FactorCommit work on it, and confidence_threshold= of its own call"
     )
-
-    def __init__(self, target: Any) -> None:
-        super().__init__(target)
-        self.decoder: UniformDecoder | None = None
 
     def parts(self) -> list[Any]:
         return [self.target, self.target.model, self.target.scheduler]
@@ -49,15 +42,5 @@ class UniformPipelineAdapter(Adapter):
                 " BlockRefinementScheduler, or EntropyBoundScheduler's own entropy_bound="
             )
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a run; nothing has to be known of its arguments."""
-        if self.decoder is not None:
-            refuse_another_scheduler(self.decoder.session, self.decoder.scheduler)
-
-    def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
-        """Add a method; the first one installs what follows the pipeline's passes and steps."""
-        if self.decoder is None:
-            chosen = [m for m in session.plan.methods if isinstance(m, CanvasMethod) and not m.is_neutral]
-            self.decoder = UniformDecoder(session, self.target, chosen)
-            stack.callback(setattr, self, "decoder", None)
-            self.decoder.attach(stack)
+    def decoder_of(self, session: Session, methods: list[CanvasMethod]) -> UniformDecoder:
+        return UniformDecoder(session, self.target, methods)

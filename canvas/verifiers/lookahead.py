@@ -113,7 +113,9 @@ class Lookahead:
         own, twin = self.told.get("generator"), torch.Generator(device)
         if own is not None:
             return twin.set_state(own.get_state())
-        return twin.set_state(torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device))
+        if device.type == "cpu":
+            return twin.set_state(torch.get_rng_state())
+        return twin.set_state(torch.get_device_module(device).get_rng_state(device))
 
     def _computed(self, original: Callable[..., Any], kwargs: dict[str, Any], states: list[Any]) -> torch.Tensor:
         """Logits of all canvases `[B, K, L, V]` in one pass."""

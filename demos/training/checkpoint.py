@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
@@ -26,7 +26,6 @@ class Checkpoint:
         temporary = self.path.with_suffix(".part")
         save_file({k: v.clone() for k, v in tensors.items()}, temporary, {"step": str(step)})
         temporary.replace(self.path)
-        self.path.with_suffix(".json").write_text(json.dumps({"step": step}))
 
     def load(self) -> int:
         """Restore, and return the first step still to do."""
@@ -42,7 +41,8 @@ class Checkpoint:
                     saved.setdefault(int(parts[2]), {})[parts[3]] = value
             whole = optimizer.state_dict()
             optimizer.load_state_dict({**whole, "state": saved})
-        return int(json.loads(self.path.with_suffix(".json").read_text())["step"])
+        with safe_open(self.path, "pt") as file:
+            return int(file.metadata()["step"])
 
 
 def steps(first: int, last: int, label: str) -> Iterator[int]:

@@ -92,7 +92,7 @@ class GridDecoder:
 
         `beyond` says that some positions may lie behind the picture.
         """
-        logits = self.task.head(hidden).float()
+        logits = self.task.head(hidden).to(self.device).float()  # the last layers may be on another device
         if self.task.branches == 2:
             conditional, unconditional = logits.chunk(2)
             logits = unconditional + (conditional - unconditional) * self.task.guidance

@@ -98,6 +98,8 @@ class RowDecoder:
             if jobs:  # none where only forced tokens were left
                 self._commit(jobs, self._forward(jobs))
             decoder.count(min(sum(state.done for state in states) for states in self.states))
+        stats = decoder.stats  # noted line by line, where a draft may pass many times before it is final
+        stats.emitted, stats.rows = decoder.batch * (decoder.length - 1), decoder.batch * stats.rounds
         return self.tokens[:, : decoder.length]
 
     def _advance(self, state: LineState, count: int) -> None:

@@ -61,11 +61,11 @@ class ImageAdapter(Adapter):
         """Whether the model's own generate writes whole pictures with these arguments."""
         return True
 
-    def check_plain(self, kwargs: dict[str, Any]) -> None:
-        """Raise an `UnsupportedTargetError` if the model's own generate fails with these arguments."""
-
     def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the model's own generate needs beside these arguments to write whole pictures."""
+        """What the model's own generate needs beside these arguments, or in their place, to write whole pictures.
+
+        Raises an `UnsupportedTargetError` if it cannot with these.
+        """
         return {}
 
     def layout(self) -> Layout | None:
@@ -105,6 +105,7 @@ class ImageAdapter(Adapter):
                 f"generator is a {type(generator).__name__}: give one torch.Generator for the whole batch"
             )
         report = session.report
+        _bring(self.model)
         task = self.begin({name: value for name, value in kwargs.items() if name not in UNSUPPORTED_ARGUMENTS})
         method.check_layout(task.layout)
         if method.is_neutral(task.layout) and generator is None and self.keeps_grid(kwargs):
@@ -126,6 +127,15 @@ class ImageAdapter(Adapter):
         return result
 
 
+def _bring(model: Any) -> None:
+    """Bring a model that is off-loaded whole: its hook waits for a call of the model, and decoding calls its parts."""
+    from accelerate.hooks import CpuOffload
+
+    placed = getattr(model, "_hf_hook", None)
+    if isinstance(placed, CpuOffload):
+        placed.pre_forward(model)
+
+
 def _check_arguments(kwargs: dict[str, Any], usual: Any) -> None:
     """Refuse arguments of `generate`, or of its configuration, that accelerated decoding does not read."""
     config = kwargs.get("generation_config") or usual
@@ -138,30 +148,21 @@ def _check_arguments(kwargs: dict[str, Any], usual: Any) -> None:
             )
 
 
-def private_generator(generator: torch.Generator | None, task: ImageTask, keeps_noise: bool) -> torch.Generator:
+def private_generator(generator: torch.Generator | None, task: ImageTask, keeps_noise: bool) -> torch.Generator | None:
     """The caller's generator, or one seeded by a single draw from the global state, as sampling would draw.
 
-    A method that keeps the noise draws from the global state itself. A generator on another device (diffusers
-    pipelines take CPU generators) seeds one on the model's.
+    None for a method that keeps the noise: it draws from the global state of the model's device itself. A generator on
+    another device (diffusers pipelines take CPU generators) seeds one on the model's.
     """
     if generator is not None and _place(generator.device) == _place(task.device):
         return generator
+    if generator is None and keeps_noise and task.sampling.do_sample:
+        return None
     private = torch.Generator(task.device)
     if generator is None and not task.sampling.do_sample:
         return private.manual_seed(0)  # greedy decoding draws no token: leave the global state alone
-    if generator is None and keeps_noise:
-        return global_generator(task.device)
     device = None if generator is None else generator.device
     return private.manual_seed(int(torch.randint(2**62, (), generator=generator, device=device)))
-
-
-def global_generator(device: torch.device) -> torch.Generator:
-    """The generator that sampling on a device draws from where none is given."""
-    kind, index = _place(device)
-    if kind == "cuda":
-        found: torch.Generator = torch.cuda.default_generators[index]
-        return found
-    return torch.default_generator
 
 
 def _place(device: torch.device) -> tuple[str, int]:

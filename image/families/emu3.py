@@ -13,7 +13,7 @@ from mmaccel.errors import UnsupportedTargetError
 from ..decoding.layout import Layout
 from ..decoding.sampling import Sampling
 from ..decoding.task import ImageTask
-from .adapter import ImageAdapter
+from .adapter import ImageAdapter, prompt_of
 from .vocabulary import VocabularyTask, check_room, read_prompts
 
 END_OF_LINE, END_OF_FRAME, END_OF_IMAGE = "<|extra_200|>", "<|extra_201|>", "<|image end|>"
@@ -99,14 +99,27 @@ class Emu3Adapter(ImageAdapter):
         return kwargs.get("prefix_allowed_tokens_fn") is not None
 
     def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        ids, _ = prompt_of(dict(kwargs))
+        grammar = {} if self.keeps_grid(kwargs) else self._grammar(kwargs["image_sizes"], ids.shape[1])
+        return {**grammar, **self._repeated_negatives(kwargs, len(ids))}
+
+    def _grammar(self, image_sizes: Any, prompt: int) -> dict[str, Any]:
         """The tokens that may stand at each place, and their number; by itself Emu3 writes any of its vocabulary."""
-        layout, ids = self._grid(kwargs["image_sizes"])
-        prompt, codes = kwargs["input_ids"].shape[1], ids[:-4]
+        layout, ids = self._grid(image_sizes)
+        codes = ids[:-4]
         forced = {place: ids[token, None] for place, token in layout.forced.items()}
         return {
             "prefix_allowed_tokens_fn": lambda _, written: forced.get(len(written) - prompt, codes),
             "max_new_tokens": layout.length,
         }
+
+    def _repeated_negatives(self, kwargs: dict[str, Any], prompts: int) -> dict[str, torch.Tensor]:
+        """Negative prompts, one for each picture; transformers repeats the prompts alone."""
+        config = kwargs.get("generation_config") or self.model.generation_config
+        pictures = prompts * (kwargs.get("num_return_sequences", config.num_return_sequences) or 1)
+        names = ("negative_prompt_ids", "negative_prompt_attention_mask")
+        given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        return {name: value.repeat_interleave(pictures // len(value), 0) for name, value in given.items()}
 
     def _grid(self, image_sizes: Any) -> tuple[Layout, torch.Tensor]:
         """The layout, and the model's ids of codes and specials."""

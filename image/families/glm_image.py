@@ -80,6 +80,10 @@ class GlmImageAdapter(ImageAdapter):
     family = "glm_image"
     classes = ("GlmImageForConditionalGeneration", "GlmImagePipeline")
 
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.call_is_run = self.model is not target  # a pipeline's picture is more than its tokens
+
     @property
     def model(self) -> Any:
         return getattr(self.target, "vision_language_encoder", self.target)

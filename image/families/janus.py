@@ -88,12 +88,13 @@ class JanusAdapter(ImageAdapter):
         scale = self._guidance(kwargs)
         return scale is None or scale > 1
 
-    def check_plain(self, kwargs: dict[str, Any]) -> None:
+    def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         if not self.keeps_grid(kwargs):
             raise UnsupportedTargetError(
                 f"guidance_scale={self._guidance(kwargs)}: the plain {type(self.model).__name__} cannot do without"
                 " guidance, so that there is nothing to compare with: give more than 1, or draw without comparing"
             )
+        return {}
 
     def _guidance(self, kwargs: dict[str, Any]) -> float | None:
         config = kwargs.get("generation_config") or self.model.generation_config

@@ -40,7 +40,7 @@ class VocabularyTask(ImageTask):
         return self.model.get_input_embeddings()(self.ids[tokens])
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        codes, head = self.ids[: self.codes], self.model.lm_head
+        codes, head = self.ids[: self.codes].to(hidden.device), self.model.lm_head
         if is_plain_linear(head):
             # Only the image codes: the text vocabulary is several times larger, and never sampled here.
             bias = None if head.bias is None else head.bias[codes]

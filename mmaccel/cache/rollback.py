@@ -70,7 +70,7 @@ class RollbackLayer(CacheLayerMixin):
             self.keys[:, :, self.length : end] = key_states
             self.values[:, :, self.length : end] = value_states
         else:
-            end = self.writing.extent
+            end, slots = self.writing.extent, slots.to(key_states.device)  # layers may be on several devices
             self._reserve(end)
             rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
             # advanced indices around a slice put the indexed axes first: [batch, width, heads, head_dim]

@@ -12,6 +12,7 @@ from mmaccel import canvas
 from mmaccel.adapter import find_adapter
 from mmaccel.canvas import examples
 from mmaccel.canvas.caches.kept_prefix import KeptPrefix
+from mmaccel.canvas.caches.kept_window import KeptWindow
 from mmaccel.canvas.comparing import CanvasTrial
 from mmaccel.errors import ActiveSessionError, ConflictError, MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.zoo.block_pipeline import ChatScheduler
@@ -472,6 +473,27 @@ def test_masks_that_are_added_are_those_that_are_true():
     seen, sum_ = kept._mask(own, 4), kept._mask(added, 4)
     assert seen.shape == sum_.shape == (2, 1, 2, 6) and torch.equal(sum_ == 0, seen)
     assert seen[1, 0].tolist() == [[False, True, True, True, True, False]] * 2
+
+
+@pytest.mark.parametrize("own", (None, torch.ones(2, 1, 2, 2, dtype=torch.bool, device="meta")), ids=("none", "own"))
+def test_padding_is_seen_where_a_layer_is(own):
+    """Layers may lie on several devices. Tensors of the meta device hold nothing, and tell where they are."""
+    kept, layer = KeptPrefix(refresh=0), torch.nn.Module()
+    states = torch.zeros(2, 1, 2, 8, device="meta")
+    kept.padding = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    kept.mode, kept.first, kept.kept = "reuse", 4, {id(layer): (torch.zeros(2, 1, 4, 8, device="meta"),) * 2}
+    mask = kept.attend(lambda *given, **_: given[4], layer, states, states, states, own)
+    assert mask.is_meta and mask.shape[-1] == 6
+
+
+def test_a_window_is_renewed_where_a_layer_is():
+    kept, layer = KeptWindow(2, 4, 8, lambda: 0), torch.nn.Module()
+    states = torch.zeros(2, 1, 2, 8, device="meta")
+    kept.mode, kept.kept = "renew", {id(layer): (torch.zeros(2, 1, 6, 8, device="meta"),) * 2}
+    kept.places, kept.visible = torch.tensor([[4, 5]] * 2), torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    keys, mask = kept.attend(lambda *given, **_: given[2::2], layer, states, states, states, None)
+    assert keys.is_meta and mask.is_meta and mask.shape == (2, 1, 2, 6)
+    assert not kept.places.is_meta, "logits of the window come back to where the canvas is"
 
 
 @pytest.mark.parametrize("implementation", ("eager", "flash_attention_2"))

@@ -1,6 +1,7 @@
 """The shipped model: its lists, its pictures, its commands."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -139,6 +140,30 @@ def test_a_damaged_picture_is_said_to_be_none(tmp_path):
 def test_other_models_bring_code_that_is_not_run():
     with pytest.raises(UnsupportedTargetError, match="trust_remote_code=True"):
         load("inclusionAI/LLaDA2.1-mini")
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A folder as the recipe writes it."""
+    return shutil.copytree(zoo.path("tiny-canvas"), tmp_path / "model", ignore=shutil.ignore_patterns("*.png"))
+
+
+def test_a_model_that_was_trained_anew_is_named_by_its_folder(trained, loaded, asked):
+    pipe, processor = load(str(trained), dtype=torch.float64)
+    assert pipe.model.dtype == torch.float64 and type(pipe) is type(loaded[0])
+    pipe.model.float()
+    found = pipe(**processor(videos=[asked[0].frames], text=asked[0].question), **PLAIN)
+    assert found.texts == [asked[0].answer]
+
+
+def test_a_folder_that_looks_like_one_brings_no_code(trained):
+    settings = json.loads((trained / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Tokenizer", "auto_map": {"AutoTokenizer": [None, "foreign.Tokenizer"]}}
+    (trained / "tokenizer_config.json").write_text(json.dumps(settings))
+    (trained / "foreign.py").write_text(f"open({str(trained / 'it-ran')!r}, 'w').close()")
+    with pytest.raises(UnsupportedTargetError, match="needs Python code of its own"):
+        load(str(trained))
+    assert not (trained / "it-ran").exists()
 
 
 def test_the_card_tells_what_was_measured():

@@ -1,6 +1,7 @@
 """Methods inside diffusers' DiffusionGemmaPipeline, on a small untrained model."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from mmaccel.canvas import private
 from mmaccel.canvas.comparing import CanvasTrial
 from mmaccel.canvas.examples import bidirectional
 from mmaccel.canvas.uniform_examples import CANVAS, VOCABULARY, uniform
+from mmaccel.canvas.verifiers.lookahead import Lookahead
 from mmaccel.errors import UnsupportedTargetError
 
 SCHEDULERS = (BlockRefinementScheduler, EntropyBoundScheduler, DiscreteDDIMScheduler)
@@ -45,6 +47,16 @@ def test_free_dave_takes_half_the_passes():
         unseeded = fast(**arguments()).sequences
     torch.manual_seed(3)
     assert torch.equal(pipe(**arguments()).sequences, unseeded), "without a generator it draws from the global one"
+
+
+def test_noise_of_any_device_is_known_ahead(monkeypatch):
+    """Where a call has no generator, by the state of that device."""
+    twin = SimpleNamespace(set_state=lambda state: state)
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device: f"state of {device}")
+    monkeypatch.setattr(torch, "Generator", lambda device: twin)
+    ahead = Lookahead(2, BlockRefinementScheduler())
+    ahead.told = {}
+    assert ahead._ahead(torch.device("mps")) == "state of mps"
 
 
 def test_what_is_kept_for_later_steps_is_counted():

@@ -39,6 +39,18 @@ def test_compare_finds_equal_tokens():
     assert not maximal["equal"] and maximal["metrics"]["same"] < 1
 
 
+def test_emu3_is_compared_with_pictures_that_keep_to_their_grid():
+    """With the inputs of its processor alone, which hold no grammar: accelerated runs need none."""
+    model, arguments = examples.emu3()
+    call = arguments(2)
+    grammar = {name: call.pop(name) for name in ("prefix_allowed_tokens_fn", "max_new_tokens")}
+    found = mmaccel.compare(model, KEEPS, seeds=range(2), rounds=1, **call)
+    assert found.rows[1]["equal"] and found.rows[1]["metrics"]["same"] == 1
+    known, bare = (ImageTrial(find_adapter(model), {**call, **more}) for more in (grammar, {}))
+    assert known.run(model, 3).tolist() == bare.run(model, 3).tolist(), "as with the recipe of transformers"
+    assert known.plain_inputs["prefix_allowed_tokens_fn"] is grammar["prefix_allowed_tokens_fn"]
+
+
 def test_run_says_that_both_pictures_are_the_same(tmp_path, capsys):
     arguments = ["run", "image", "red heart", "--seed", "1", "--compare", "-o", str(tmp_path / "heart.png")]
     assert cli.main(arguments) == 0

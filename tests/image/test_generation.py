@@ -291,6 +291,21 @@ def test_plain_pictures_of_emu3_keep_to_their_grid():
     assert tokens.shape[1] == recipe["input_ids"].shape[1] + recipe["max_new_tokens"]
 
 
+@pytest.mark.parametrize("negatives", (1, 2))
+def test_plain_pictures_of_emu3_are_several_of_a_prompt(negatives):
+    """Each guided away from its prompt's own negative one, which transformers does not repeat; one serves for all."""
+    model, arguments = examples.emu3()
+    inputs = arguments(2, num_return_sequences=2)
+    negative = torch.tensor([[1, 3, 14], [1, 7, 14]])[:negatives]
+    inputs.update(negative_prompt_ids=negative, negative_prompt_attention_mask=torch.ones_like(negative))
+    painter = generation.Emu3Painter("emu3", model, None)
+    painter.inputs = lambda prompts, settings: dict(inputs)
+    tokens = painter.generate(model, ["a", "b"], ImageSettings(seed=3, count=2))
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=8, coupling="gumbel_exact")) as fast:
+        torch.manual_seed(3)
+        assert fast.generate(**inputs).tolist() == tokens.tolist() and len(tokens) == 4
+
+
 def emu3_painter():
     """Words are as long as they are; the target notes what it is to decode."""
     seen = {}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate.hooks import CpuOffload, add_hook_to_module, remove_hook_from_module
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
@@ -142,6 +143,33 @@ def test_whole_pipeline(pipe):
     assert [set(part["target"]) for part in trace(pipe)] == keys
     again = pipe("a red heart", generator=torch.Generator().manual_seed(0), **call).images
     assert torch.equal(again, plain)
+
+
+def test_a_run_of_the_pipeline_ends_with_its_picture(pipe):
+    """Not with its tokens: a baseline is timed to the picture, too."""
+    call = {"height": SIZE, "width": SIZE, "num_inference_steps": 1, "output_type": "latent"}
+    with mmaccel.accelerate(pipe, ZipAR(window=2)) as fast:
+        told = []
+        hook = pipe.transformer.register_forward_hook(lambda *_: told.append(fast.report.wall_seconds))
+        fast("a red heart", **call)
+        hook.remove()
+        assert told and not any(told), "the time is not told before the tokens have become a picture"
+        assert fast.report.wall_seconds > 0 and fast.report.engaged
+        fast.report.wall_seconds = 0.0
+        priors(fast, "a red heart")
+        assert fast.report.wall_seconds > 0, "tokens alone are a run, too"
+
+
+def test_an_off_loaded_model_is_brought_for_its_tokens(pipe, monkeypatch):
+    """`enable_model_cpu_offload` hooks the call of the whole model, and decoding calls its parts."""
+    model, brought = pipe.vision_language_encoder, []
+    hook = CpuOffload(execution_device=torch.device("cpu"))
+    monkeypatch.setattr(hook, "pre_forward", lambda module, *args, **more: brought.append(module) or (args, more))
+    with mmaccel.accelerate(pipe, ZipAR(window=2)) as fast:
+        expected = priors(fast, "a fox")
+        add_hook_to_module(model, hook)
+        assert torch.equal(priors(fast, "a fox"), expected) and brought == [model]
+        remove_hook_from_module(model)
 
 
 def test_pipeline_and_its_model_cannot_both_be_accelerated(pipe):

@@ -12,7 +12,7 @@ from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
 from mmaccel.image.decoding import row_decoding
 from mmaccel.image.decoding.coupling import COUPLINGS
 from mmaccel.image.decoding.grid_decoder import GridDecoder
-from mmaccel.image.families.adapter import global_generator, private_generator
+from mmaccel.image.families.adapter import private_generator
 
 LENGTH = examples.ROWS * examples.COLUMNS
 METHODS = (SpeculativeJacobi(window=4), GroupedSpeculative(window=4), ZipAR(window=2), ZipAR(window=2, verify=True))
@@ -38,7 +38,10 @@ def test_a_report_counts_what_was_done(method, monkeypatch):
     assert steps[-1] == (LENGTH, LENGTH) and len(steps) >= len(passes)
     stats = report.details["stats"]
     assert report.forwards == stats["forwards"]
-    if not isinstance(method, ZipAR):
+    if isinstance(method, ZipAR):
+        assert stats["emitted"] == 3 * (LENGTH - 1) and stats["rows"] == 3 * stats["rounds"]
+        assert stats["tokens_per_forward"] == pytest.approx((LENGTH - 1) / stats["forwards"])
+    else:
         assert stats["rounds"] == len(passes)
         # the first token of each picture comes from the prompt; a window may hang over the end
         assert 3 * (LENGTH - 1) <= stats["emitted"] < 3 * (LENGTH + method.window)
@@ -73,6 +76,20 @@ def test_memory_counts_the_distributions_of_a_window():
                 bytes_of[window] = fast.report.peak_extra_bytes - decoder.cache.nbytes()
     # three of [batch, window, codes] in float32: p, q and what is drawn from them
     assert bytes_of == {window: 3 * 2 * window * examples.CODES * 4 for window in (2, 8)}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_memory_counts_the_codebook_of_groups(dtype):
+    """Of a model that writes codes with its text it is a copy of their embeddings, as they are."""
+    model, arguments = examples.emu3()
+    model.to(dtype)
+    extra = []
+    for distance in (0.5, None):
+        with mmaccel.accelerate(model, GroupedSpeculative(window=4, distance=distance)) as fast:
+            fast.generate(**arguments(), generator=seed())
+            extra.append(fast.report.peak_extra_bytes)
+    specials = 4  # which close lines and pictures
+    assert extra[0] - extra[1] == (examples.CODES + specials) * examples.TEXT["hidden_size"] * dtype.itemsize
 
 
 def test_plain_settings_call_the_models_own_generate():
@@ -294,17 +311,17 @@ def test_a_generator_of_another_device_seeds_one_by_a_single_draw_there(monkeypa
         made = private_generator(other, task, keeps)
         assert made.initial_seed() == drawn and made.device == task.device
     assert torch.equal(torch.get_rng_state(), state)
-    assert private_generator(None, task, True) is torch.default_generator
+    assert private_generator(None, task, True) is None, "which is the global one"
     task.sampling.do_sample = False
     assert private_generator(None, task, True).initial_seed() == 0
     assert torch.equal(torch.get_rng_state(), state), "greedy decoding draws nothing"
 
 
-def test_the_global_generator_is_that_of_the_device(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "default_generators", ("of the first", "of the second"))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    found = [global_generator(torch.device(name)) for name in ("cpu", "cuda", "cuda:0")]
-    assert found == [torch.default_generator, "of the second", "of the first"]
+@pytest.mark.parametrize("name", ("cuda", "mps", "xpu"))
+def test_kept_noise_is_drawn_from_the_global_generator_of_any_device(name):
+    """Which torch finds by itself: a generator of the CPU would be refused there."""
+    task = SimpleNamespace(device=torch.device(name), sampling=SimpleNamespace(do_sample=True))
+    assert private_generator(None, task, True) is None
 
 
 @pytest.mark.parametrize("verify", (False, True))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from transformers import LightOnOcrForConditionalGeneration
 
 import mmaccel
@@ -14,6 +15,7 @@ from mmaccel import vlm, zoo
 from mmaccel.cli import main as cli
 from mmaccel.demos.training import page_words
 from mmaccel.demos.training import page_world as world
+from mmaccel.demos.training.checkpoint import Checkpoint
 from mmaccel.demos.training.reader import data, parts, save, shape, train
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import reading
@@ -171,13 +173,26 @@ def test_losses_teach_every_part(module, tokenizer):
 def test_recipe_trains_saves_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "CELLS", 448)
     words = ["--output", str(tmp_path), "--pages", "1", "--threads", "1"]
+
+    def step():
+        with safe_open(tmp_path / "reader.safetensors", "pt") as checkpoint:
+            return int(checkpoint.metadata()["step"])
+
     train.main([*words, "--minutes", "0.01"])
-    first = json.loads((tmp_path / "reader.json").read_text())["step"]
-    facts = json.loads((tmp_path / "model" / "training.json").read_text())
+    first, facts = step(), json.loads((tmp_path / "model" / "training.json").read_text())
     assert first >= 1 and facts["steps"] == first and set(facts["exact"]) == {"pages", "lines", "regions"}
     train.main([*words, "--minutes", "0.2"])
-    assert json.loads((tmp_path / "reader.json").read_text())["step"] > first
+    assert step() > first
     assert type(shipped.load(tmp_path / "model")[0]) is LightOnOcrForConditionalGeneration
+
+
+def test_a_checkpoint_is_one_file_with_its_step(tmp_path):
+    """So that a run that is stopped while it saves has weights and their step, old ones or new ones."""
+    model = torch.nn.Linear(2, 2)
+    checkpoint = Checkpoint(tmp_path / "stage.safetensors", model, [torch.optim.AdamW(model.parameters())])
+    assert checkpoint.load() == 0
+    checkpoint.save(7)
+    assert [file.name for file in tmp_path.iterdir()] == ["stage.safetensors"] and checkpoint.load() == 7
 
 
 # ---------------------------------------------------------------- the processor

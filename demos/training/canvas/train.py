@@ -34,7 +34,7 @@ BLOCKS, CHANCES = (shape.BLOCK, 16, 8), (0.6, 0.25, 0.15)
 PACE = 0.5  # of the learning rates that `tiny-onevision` began with
 
 
-def train(module: Trained, args: argparse.Namespace) -> Trained:
+def train(module: Trained, args: argparse.Namespace) -> Stage:
     """All weights, tower included."""
     stage = Stage("canvas", module, optimizers_of(module, pace=PACE), args.minutes, args.output)
     processor = OnevisionProcessor(args.tokenizer, module.model.config)
@@ -46,7 +46,7 @@ def train(module: Trained, args: argparse.Namespace) -> Trained:
         stage.took(told["next"] + 2 * told["masked"], **told)
         if stage.due():
             check(stage, args)
-    return stage.finish()
+    return stage
 
 
 def check(stage: Stage, args: argparse.Namespace, count: int = 40) -> None:
@@ -72,11 +72,11 @@ def main(argv: list[str] | None = None) -> None:
     begin(args)
     args.sprites = sprites_of(zoo.path(shape.START))
     model, args.tokenizer = shape.build_model()
-    trained = train(Trained(model), args).model
-    steps = int(json.loads((args.output / "canvas.json").read_text())["step"])
-    save_weights(trained, args.tokenizer, args.output / "model", facts(args, steps))
+    stage = train(Trained(model), args)
+    trained = stage.finish().model
+    save_weights(trained, args.tokenizer, args.output / "model", facts(args, stage.step))
     measured = {kind: round(share, 3) for kind, share in exact(args.output / "model", args.pictures, seed=0).items()}
-    save_weights(trained, args.tokenizer, args.output / "model", facts(args, steps, exact=measured))
+    save_weights(trained, args.tokenizer, args.output / "model", facts(args, stage.step, exact=measured))
     print(json.dumps(measured, indent=1))
 
 

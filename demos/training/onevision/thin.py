@@ -31,7 +31,7 @@ from . import shape
 from .data import Batch, Packer, draw
 from .parts import Trained, answer_loss, soften
 from .thinning import thin
-from .train import QUESTIONS, check, finish, steps_of
+from .train import QUESTIONS, check, finish
 
 PACE = 0.3  # of the learning rates of the first training
 LOOKING, LOOKING_FRAMES = 16, 4  # clips a step that the tower looks at, and frames of each
@@ -61,12 +61,13 @@ def main(argv: list[str] | None = None) -> None:
     if args.tower_minutes:
         module.load_state_dict(look(module, args).state_dict())
     before = copy.deepcopy(module)
-    trained = train(module, args)
+    stage = train(module, args)
+    trained = stage.finish()
     between(before, trained)
     told = {"seed": facts["seed"], "thinned_minutes": facts.get("thinned_minutes", 0) + args.minutes}
     args.minutes += facts["minutes"]
     args.tower_minutes += facts["tower_minutes"]
-    finish(trained, args, facts["steps"] + steps_of(args, "thinned"), **told)
+    finish(trained, args, facts["steps"] + stage.step, **told)
 
 
 def look(module: Trained, args: argparse.Namespace) -> Trained:
@@ -86,8 +87,8 @@ def look(module: Trained, args: argparse.Namespace) -> Trained:
     return stage.finish()
 
 
-def train(module: Trained, args: argparse.Namespace) -> Trained:
-    """The language model on parts of what the tower sees; returns the averaged module."""
+def train(module: Trained, args: argparse.Namespace) -> Stage:
+    """The language model on parts of what the tower sees."""
     optimizers = optimizers_of(module, ("language_model", "image_newline"), pace=PACE)
     stage = Stage("thinned", module, optimizers, args.minutes - args.tower_minutes, args.output)
     packer = Packer(args.tokenizer)
@@ -104,7 +105,7 @@ def train(module: Trained, args: argparse.Namespace) -> Trained:
         soften(module.model.model.language_model)
         if stage.due():
             check(stage, args)
-    return stage.finish()
+    return stage
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ def train_tower(module: Trained, args: argparse.Namespace) -> Trained:
     return stage.finish()
 
 
-def train_language_model(module: Trained, args: argparse.Namespace) -> Trained:
+def train_language_model(module: Trained, args: argparse.Namespace) -> Stage:
     """The language model on a frozen tower."""
     parts = ("language_model", "image_newline", "track_")
     stage = Stage("language", module, optimizers_of(module, parts), args.minutes - args.tower_minutes, args.output)
@@ -80,7 +80,7 @@ def train_language_model(module: Trained, args: argparse.Namespace) -> Trained:
         soften(module.model.model.language_model)
         if stage.due():
             check(stage, args)
-    return stage.finish()
+    return stage
 
 
 def compile_blocks(module: Trained) -> None:
@@ -114,11 +114,6 @@ def facts(args: argparse.Namespace, step: int, **measured: object) -> dict[str, 
     }
 
 
-def steps_of(args: argparse.Namespace, stage: str) -> int:
-    """How many steps a stage took."""
-    return int(json.loads((args.output / f"{stage}.json").read_text())["step"])
-
-
 def finish(trained: Trained, args: argparse.Namespace, steps: int, **told: object) -> None:
     """Save the model, measure it on held-out questions, save that with it and print it."""
     save(trained.model, args.tokenizer, args.output / "model", facts(args, steps, **told))
@@ -141,8 +136,8 @@ def main(argv: list[str] | None = None) -> None:
     module = Trained(shape.build_model(args.tokenizer), args.tokenizer)
     tower = train_tower(module, args)
     module.load_state_dict(tower.state_dict())
-    trained = train_language_model(module, args)
-    finish(trained, args, steps_of(args, "language"))
+    stage = train_language_model(module, args)
+    finish(stage.finish(), args, stage.step)
 
 
 if __name__ == "__main__":

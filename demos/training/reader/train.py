@@ -34,7 +34,7 @@ CELLS, MOST = 3584, 64  # letters a step, and pictures at most
 FOUND_WEIGHT, LETTER_WEIGHT = 0.5, 0.5
 
 
-def train(module: Trained, args: argparse.Namespace) -> Trained:
+def train(module: Trained, args: argparse.Namespace) -> Stage:
     """All weights at once."""
     stage = Stage("reader", module, optimizers_of(module), args.minutes, args.output)
     if args.compile:
@@ -46,7 +46,7 @@ def train(module: Trained, args: argparse.Namespace) -> Trained:
         stage.took(told["said"] + FOUND_WEIGHT * told["found"] + LETTER_WEIGHT * told["letters"], **told)
         if stage.due() and share > CHECKED:  # before, pages do not end
             check(stage, args)
-    return stage.finish()
+    return stage
 
 
 def compile_blocks(module: Trained) -> None:
@@ -102,11 +102,11 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     begin(args)
     args.tokenizer, args.glyphs = shape.build_tokenizer(), world.glyphs_of(*fonts())
-    trained = train(Trained(shape.build_model(args.tokenizer), args.tokenizer), args)
-    steps = int(json.loads((args.output / "reader.json").read_text())["step"])
-    keep(trained, args, steps)
+    stage = train(Trained(shape.build_model(args.tokenizer), args.tokenizer), args)
+    trained = stage.finish()
+    keep(trained, args, stage.step)
     measured = {kind: round(share, 3) for kind, share in exact(args.output / "model", args.pages, seed=0).items()}
-    keep(trained, args, steps, exact=measured)
+    keep(trained, args, stage.step, exact=measured)
     print(json.dumps(measured, indent=1))
 
 
