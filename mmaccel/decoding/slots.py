@@ -14,6 +14,8 @@ from .matching import Draft
 from .windows import Windows, unfit_layers
 
 ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape
+# Classes that drop the positions which they are given, and count from their padding token on.
+COUNT_THEMSELVES = ("Kosmos2TextForCausalLM", "Kosmos2_5TextForCausalLM", "Kosmos2_5ForConditionalGeneration")
 
 
 class Slots:
@@ -126,6 +128,7 @@ def unfit_for_rows(model: Any) -> str | None:
     places = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
     if config._attn_implementation not in ATTENTION:
         return f"attn_implementation={config._attn_implementation!r} takes no mask of its own for each token"
-    if places not in inspect.signature(model.forward).parameters:
+    counts_itself = any(cls.__name__ in COUNT_THEMSELVES for cls in type(model).__mro__)
+    if counts_itself or places not in inspect.signature(model.forward).parameters:
         return f"{type(model).__name__} takes no {places}"
     return unfit_layers(model, config)
