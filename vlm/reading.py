@@ -56,6 +56,11 @@ def prompt_of(processor: Any, asked: str | None) -> str | None:
         if asked is not None:
             raise SettingError(f"--prompt: {READER} knows one prompt, leave it out")
         return None
+    if getattr(processor, "chat_template", None) is None:  # GOT-OCR 2 writes its prompt itself
+        mark = getattr(processor, "image_token", "")
+        if asked is not None and mark not in asked:
+            raise SettingError(f"--prompt: no chat template puts the page into it: write {mark} there, or leave it out")
+        return asked
     content = [{"type": "image"}, {"type": "text", "text": PROMPT if asked is None else asked}]
     return str(processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True))
 
@@ -71,7 +76,7 @@ def read(
     """What a session or a plain model reads on a page, greedily, and the seconds; `regions` for `DocumentDraft`."""
     given = {} if regions is None else {"regions": regions, "page": page, "processor": processor, "prompt": prompt}
     asked = {} if prompt is None else {"text": prompt}
-    inputs = processor(images=page, return_tensors="pt", **asked).to(target.device)
+    inputs = processor(images=page, return_tensors="pt", **asked).to(target.device, target.dtype)
     began = time.perf_counter()
     tokens = target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False, **given)
     seconds = time.perf_counter() - began

@@ -198,6 +198,8 @@ def _usage_asked(options: Any) -> bool:
 class _Left(StoppingCriteria):  # type: ignore[misc]
     """Ends a text that nobody waits for."""
 
+    rowwise = True  # reads no text: rows of a batch may be shown one by one, and with a shortened prompt
+
     def __init__(self, requests: list[Chat]) -> None:
         self.requests = requests
 

@@ -71,6 +71,10 @@ class WindowDraft:
     def width(self) -> int:
         return self.tokens.shape[1]
 
+    @property
+    def nodes(self) -> int | None:
+        return None
+
     depth = size
 
 

@@ -88,7 +88,7 @@ class ContextStore:
         self._known: dict[tuple[str, int, int], Entry | None] = {}  # by name, inode and size: a header is read once
 
     def find(self, model: str, stops: dict[str, int]) -> tuple[Entry, int] | None:
-        """The entry of a model that shares most tokens with a prompt, and how many; None if none does.
+        """The smallest entry of a model that shares most tokens with a prompt, and how many; None if none does.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class ContextStore:
                 f"all {len(entries)} contexts in {self.folder} are of other models: none of them was used"
             )
         shared = [(max((stops[key] for key in entry.stops.keys() & stops.keys()), default=0), entry) for entry in ours]
-        most, found = max(shared, key=lambda pair: pair[0], default=(0, None))
+        most, found = max(shared, key=lambda pair: (pair[0], -pair[1].tokens), default=(0, None))
         return None if found is None or not most else (found, most)
 
     def entries(self) -> list[Entry]:

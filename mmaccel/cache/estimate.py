@@ -7,47 +7,25 @@ from typing import Any
 
 import torch
 
-from mmaccel.errors import MemoryLimitError, unknown_name
-
-from .evicting import ROOM
-
-KINDS = ("dynamic", "rollback", "selecting", "evicting", "branch")
+from mmaccel.errors import MemoryLimitError
 
 
 def estimate_bytes(
-    config: Any,
-    batch: int,
-    length: int,
-    dtype: torch.dtype,
-    kind: str = "rollback",
-    *,
-    keep: int | None = None,
-    new: int = ROOM,
-    branches: int = 2,
+    config: Any, batch: int, length: int, dtype: torch.dtype, keep: int | None = None, new: int = 0
 ) -> int:
-    """Bytes of keys and values that a cache of a kind holds at its fullest.
+    """Bytes of keys and values that a cache holds at its fullest.
 
     Parameters
     ----------
     config
         The model's configuration: layers, key heads and head dimension are read from it.
     batch, length
-        Rows, and tokens in each: for `"evicting"` those of the prompt, else all.
+        Rows, and tokens in each: all of them, or with `keep` those of the prompt.
     dtype
         Of the states.
-    kind
-        ``"dynamic"`` (transformers' own, all tokens), ``"rollback"`` (default), ``"selecting"``,
-        ``"evicting"`` or ``"branch"``.
     keep, new
-        Tokens kept of a prompt, and slots for new ones; only for ``"evicting"``. Its peak is in the prefill,
-        where the last layer still holds the whole prompt.
-    branches
-        Of guidance, default 2; only for ``"branch"``.
-
-    Raises
-    ------
-    UnknownNameError
-        If there is no such kind.
+        Tokens that an :class:`EvictingCache` keeps of a prompt, and slots for new ones. Its peak is in the prefill,
+        where the last layer still holds the whole prompt. None (default) for a cache that keeps all.
 
     Examples
     --------
@@ -56,32 +34,25 @@ def estimate_bytes(
     >>> estimate_bytes(config, batch=1, length=100, dtype=torch.float16)
     12800
     """
-    if kind not in KINDS:
-        raise unknown_name("kind of cache", kind, KINDS)
-    layers = _sizes(config)
+    layers = _sizes(config.get_text_config(decoder=True))
     slots = [2 * batch * heads * width * dtype.itemsize for heads, width in layers]  # a key and a value of each layer
-    if kind == "evicting":
-        slots = [slot + 4 * batch * heads for slot, (heads, _) in zip(slots, layers, strict=True)]
-        whole = keep is None or keep >= length
-        kept = (length if keep is None else min(keep, length)) + new
-        # the last layer holds the prompt until it has copied what it keeps
-        return sum(slots) * kept + (0 if whole else slots[-1] * length)
-    return sum(slots) * length * (branches if kind == "branch" else 1)
+    if keep is None:
+        return sum(slots) * length
+    slots = [slot + 4 * batch * heads for slot, (heads, _) in zip(slots, layers, strict=True)]
+    # the last layer holds the prompt until it has copied what it keeps
+    return sum(slots) * (min(keep, length) + new) + (slots[-1] * length if keep < length else 0)
 
 
 def _sizes(config: Any) -> list[tuple[int, int]]:
-    """Key heads and head dimension of each layer of a transformers or diffusers configuration."""
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    layers = getattr(text, "num_hidden_layers", None) or text.num_layers
-    if getattr(text, "is_heterogeneous", False):  # such as Gemma 4, whose layers differ
-        return [_size_of_layer(layer) for layer in text.per_layer_config]
-    return [_size_of_layer(text)] * layers
+    """Key heads and head dimension of each layer of a decoder."""
+    if getattr(config, "is_heterogeneous", False):  # such as Gemma 4, whose layers differ
+        return [_size_of_layer(layer) for layer in config.per_layer_config]
+    return [_size_of_layer(config)] * config.num_hidden_layers
 
 
 def _size_of_layer(config: Any) -> tuple[int, int]:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or getattr(config, "attention_head_dim", None)
-    return heads, width or config.hidden_size // config.num_attention_heads
+    return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def free_memory(device: torch.device | str) -> int | None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .layers import check_crop, layer_bytes
+
 GROWTH = 256  # slots that a cache of unknown capacity starts with
 
 
@@ -108,9 +110,7 @@ class RollbackLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Move the pointer back by `-tokens_to_remove`, the sign that transformers uses."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes a count of at most 0, got {tokens_to_remove}: crop(-n) removes n tokens")
-        self.length = max(0, self.length + tokens_to_remove)
+        self.length = max(0, self.length - check_crop(tokens_to_remove))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.keys is not None and self.values is not None:
@@ -179,10 +179,5 @@ class RollbackCache(Cache):
             layer.length = length
 
     def nbytes(self) -> int:
-        """Bytes allocated, by count."""
-        return sum(
-            tensor.numel() * tensor.element_size()
-            for layer in self.layers
-            for tensor in (layer.keys, layer.values)
-            if tensor is not None
-        )
+        """Bytes allocated for keys and values, by count."""
+        return layer_bytes(self.layers)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .layers import AttentionReader, cache_layers, layer_bytes
+from .layers import AttentionReader, cache_layers
 from .rollback import RollbackCache, RollbackLayer
 
 # `(q, k, lengths, *, count, state, valid) -> token_idx`, as in mmaccel.kernels.policies.DECODE
@@ -141,7 +141,3 @@ class SelectingCache(RollbackCache):
             if isinstance(layer, SelectingLayer):
                 layer.current, layer.length = None, 0
                 layer.states.clear()
-
-    def nbytes(self) -> int:
-        """Bytes allocated for keys and values, by count."""
-        return layer_bytes(self.layers)

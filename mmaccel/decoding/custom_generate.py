@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.errors import SettingError
 from mmaccel.locks import lock_of
+from mmaccel.plan import plan
 from mmaccel.report import Report
 from mmaccel.skinny_linears import skinny_linears
 
@@ -43,7 +44,8 @@ class CustomGenerate:
     SettingError
         When called, with beams or for another model than before.
     UnsupportedTargetError
-        When called for a model that is split over processes, with drafts that are made where they are worth their cost.
+        When called for a model that a session with the method refuses, such as one that is split over processes with
+        drafts that are made where they are worth their cost.
 
     Examples
     --------
@@ -102,6 +104,7 @@ class CustomGenerate:
 
     def _belongs_to(self, model: Any) -> None:
         if self.target.config is None:
+            plan(model, self.method)  # which checks that they fit each other
             self.method.require_fit(model)
             self.target = model
         if self.target is not model:

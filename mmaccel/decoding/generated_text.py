@@ -46,6 +46,10 @@ class Drafts:
     def depth(self) -> int:
         return max(draft.depth for draft in self.rows)
 
+    @property
+    def nodes(self) -> int:
+        return sum(draft.size for draft in self.rows)
+
 
 def of_row(processors: Any, row: int, rows: int) -> Any:
     """Processors of logits that are shown one row of a batch, with what they remember of it."""

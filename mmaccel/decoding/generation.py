@@ -30,7 +30,7 @@ from .row_drafters import RowDrafters, TextDrafter
 from .setting import setting, tokens_made
 from .slots import unfit_for_rows
 from .stats import Stats
-from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_states
+from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_model, unfit_states
 
 GUIDING = ("UnbatchedClassifierFreeGuidanceLogitsProcessor",)  # processors that make a pass of the model of their own
 
@@ -172,7 +172,8 @@ def decode(
     **model_kwargs: Any,
 ) -> Any:
     """The loop of `generate`, with drafts."""
-    reason = unfit(model, input_ids, generation_config, model_kwargs)
+    given = input_ids, generation_config, model_kwargs
+    reason = unfit(model, *given) or unfit_model(model, *given)
     if reason is None:
         reason = unfit_states(model, model_kwargs["past_key_values"], run.session.memory)
     if reason is None and input_ids.shape[0] > 1:

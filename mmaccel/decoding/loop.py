@@ -38,6 +38,10 @@ class Sized(Protocol):
     def depth(self) -> int:
         """Most tokens that can be accepted; the size, unless the draft is a tree."""
 
+    @property
+    def nodes(self) -> int | None:
+        """Draft tokens of all sequences together; None where each has as many."""
+
 
 class Drafter(Protocol[D_out, V_in]):
     """What proposes tokens: a lookup, an older hypothesis, a window of guesses."""
@@ -132,7 +136,7 @@ def draft_and_verify(
         verdict = rule.judge(output, draft)
         accepted = target.commit(verdict)
         width.observe(draft.width, [count + 1 for count in accepted], now() - started)
-        stats.observe(accepted, draft.size, depth=draft.depth)
+        stats.observe(accepted, draft.size, depth=draft.depth, nodes=draft.nodes)
         drafter.observe(verdict)
         for name, seconds in (("draft", drafted - began), ("verify", verified - drafted)):
             stats.seconds[name] += seconds

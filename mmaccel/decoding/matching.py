@@ -75,6 +75,11 @@ class Draft:
         """Tokens of the longest path."""
         return max(self.depths, default=0)
 
+    @property
+    def nodes(self) -> int:
+        """The size, as a draft is of one text."""
+        return self.size
+
     def chain(self) -> Draft:
         """Its first path: of several tokens that may follow, the first."""
         if self.is_chain:

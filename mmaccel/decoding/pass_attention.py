@@ -47,8 +47,8 @@ class PassAttention:
         self._mask, self._places, self._slots, self._parts = mask, places, slots, None
 
     def _placed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Some models, such as HyperCLOVAX Vision, keep the positions that they are given to themselves."""
-        if self._places is None or kwargs.get("position_ids") is not None:
+        """Some models keep the positions that they are given, as HyperCLOVAX Vision, or count others, as EXAONE 4.5."""
+        if self._places is None:
             return None
         return args, {**kwargs, "position_ids": self._places}
 

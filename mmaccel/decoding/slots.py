@@ -16,6 +16,8 @@ from .matching import Draft
 from .windows import Windows, unfit_layers
 
 ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape
+# Classes that drop the positions which they are given, and count from their padding token on.
+COUNT_THEMSELVES = ("Kosmos2TextForCausalLM", "Kosmos2_5TextForCausalLM", "Kosmos2_5ForConditionalGeneration")
 
 
 class Slots:
@@ -129,6 +131,7 @@ def unfit_for_rows(model: Any) -> str | None:
     asked = private.attention_name(config)
     if asked not in ATTENTION:
         return f"attn_implementation={asked!r} takes no mask of its own for each token"
-    if places not in inspect.signature(model.forward).parameters:
+    counts_itself = any(cls.__name__ in COUNT_THEMSELVES for cls in type(model).__mro__)
+    if counts_itself or places not in inspect.signature(model.forward).parameters:
         return f"{type(model).__name__} takes no {places}"
     return unfit_layers(model, config)

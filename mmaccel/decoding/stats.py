@@ -53,7 +53,9 @@ class Stats:
     tested_by_depth: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=_no_seconds)
 
-    def observe(self, accepted: Tensor | Sequence[int], drafted: int, *, depth: int | None = None) -> None:
+    def observe(
+        self, accepted: Tensor | Sequence[int], drafted: int, *, depth: int | None = None, nodes: int | None = None
+    ) -> None:
         """Record one round: one forward, and `accepted[b] + 1` tokens emitted by each sequence b.
 
         Parameters
@@ -64,6 +66,8 @@ class Stats:
             Draft tokens per sequence (all nodes of a tree).
         depth
             Longest path of a tree; `drafted` by default, as in a chain.
+        nodes
+            Draft tokens of all sequences together, where `drafted` is only the most that one has.
 
         Raises
         ------
@@ -79,7 +83,7 @@ class Stats:
         self.rounds += 1
         self.forwards += 1
         self.rows += len(counts)
-        self.drafted += drafted * len(counts)
+        self.drafted += drafted * len(counts) if nodes is None else nodes
         self.emitted += sum(counts) + len(counts)
         tested = [sum(n >= i for n in counts) for i in range(depth)]
         passed = [sum(n > i for n in counts) for i in range(depth)]

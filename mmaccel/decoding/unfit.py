@@ -22,7 +22,9 @@ OF_A_BATCH = (
     "WhisperNoSpeechDetection",
 )
 
+WITH_OUTPUTS = ("IdeficsForVisionText2Text",)  # classes that go on from more of a pass than its cache
 READS_ON = "layers read on"  # in the memory of a session
+MOVING = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on the length of the text
 
 # Settings that ask for another loop of `generate`, or for another cache, and what they are where they do not.
 OTHER_LOOPS: dict[str, Any] = {
@@ -66,6 +68,8 @@ def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, An
         own = None
     if type(own) is not DynamicCache or not can_go_back(own) or not kwargs.get("use_cache", True):
         return "there is no cache to take drafts back from"
+    if own.offloading:
+        return "the cache is off-loaded, and drafts would have to move what it keeps elsewhere"
     if kwargs.get("inputs_embeds") is not None and own.get_seq_length():
         return "embeddings go on from a cache"
     mask = prompt_mask(model, kwargs)
@@ -81,6 +85,32 @@ def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, An
 def _length(mask: torch.Tensor | None, config: Any) -> int:
     """Tokens of a text, as its mask has them; `generate` drops one that shows all, and remembers how long it was."""
     return int(getattr(config, "_mask_length", -1)) if mask is None else mask.shape[1]
+
+
+def unfit_model(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why drafts would change what this model writes in a text as long as this one may become."""
+    name, limit = type(model).__name__, _steady_length(model.config.get_text_config(decoder=True))
+    if any(cls.__name__ in WITH_OUTPUTS for cls in type(model).__mro__):
+        return f"{name} goes on from more of a pass than its cache"
+    embeds, given = kwargs.get("inputs_embeds"), input_ids.shape[1]
+    unseen = 0 if embeds is None else max(0, embeds.shape[1] - given)
+    if limit is not None and config.max_length + unseen > limit:
+        return f"beyond {limit} tokens {name} turns keys otherwise, and this text may have {config.max_length + unseen}"
+    return None
+
+
+def _steady_length(text_config: Any) -> int | None:
+    """Tokens of a text up to which its keys are turned alike; None if those of all texts are."""
+    limits = [getattr(text_config, "original_max_position_embeddings", None)]  # of Phi, which begins anew behind it
+    for told in moving_rotary(text_config):
+        limits.append(told.get("original_max_position_embeddings") or text_config.max_position_embeddings)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def moving_rotary(text_config: Any) -> list[dict[str, Any]]:
+    """Parameters of the rotary embeddings that turn keys by the length of the text; some layers may have their own."""
+    told = getattr(text_config, "rope_parameters", None) or {}
+    return [one for one in (told, *told.values()) if isinstance(one, dict) and one.get("rope_type") in MOVING]
 
 
 def unfit_states(model: Any, cache: Any, memory: dict[str, Any]) -> str | None:
@@ -110,7 +140,8 @@ def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None
         return f"{type(streamer).__name__} is given a token of every text at a time"
     for found in (*processors, *criteria):
         name = type(found).__name__
-        if name in OF_A_BATCH or not type(found).__module__.startswith("transformers."):
+        known = type(found).__module__.startswith("transformers.") or getattr(found, "rowwise", False)
+        if name in OF_A_BATCH or not known:
             return f"{name} may look at the whole batch"
     strings = any(isinstance(each, StopStringCriteria) for each in criteria)
     if strings and not any(hasattr(each, "eos_token_id") for each in criteria):

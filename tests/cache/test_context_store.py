@@ -40,6 +40,14 @@ def test_the_longest_shared_prefix_is_found_and_read(store):
     assert not again.troubles
 
 
+@pytest.mark.parametrize("sizes", ((8, 64), (64, 8)))
+def test_of_entries_that_share_as_much_the_smallest_is_read(store, sizes):
+    for number, tokens in enumerate(sizes):
+        store.write("m", {"a": 4, f"{number}": tokens}, states(tokens=tokens))
+    entry, shared = store.find("m", {"a": 4})
+    assert (entry.tokens, shared) == (8, 4)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="no modes of files")
 def test_the_folder_is_this_users_alone(store):
     store.write("m", {"a": 8}, states())

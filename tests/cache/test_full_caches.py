@@ -91,7 +91,7 @@ def test_bytes_are_exact(llama, dtype):
         assert cache.nbytes() == 0
         for layer in range(3):
             cache.update(key, key, layer)
-    assert caches["selecting"].nbytes() == 12 * slot == estimate_bytes(config, 2, 12, dtype, "selecting")
+    assert caches["selecting"].nbytes() == 12 * slot == estimate_bytes(config, 2, 12, dtype)
     positions = 3 * 2 * 2 * 4
     evicting = caches["evicting"]
     assert evicting.nbytes() == evicting.peak == 10 * (slot + positions)
@@ -110,7 +110,7 @@ def test_estimate_of_an_evicting_cache_is_its_peak(llama):
     for layer in range(3):
         cache.update(key, key, layer)
         cache.layers[layer].keep(torch.arange(9).expand(2, 2, 9))
-    estimate = estimate_bytes(config, 2, 50, torch.float32, "evicting", keep=9, new=4)
+    estimate = estimate_bytes(config, 2, 50, torch.float32, keep=9, new=4)
     assert estimate == cache.peak
 
 

@@ -217,6 +217,19 @@ def test_what_is_learned_from_a_pass():
     assert shares["a"] == pytest.approx((0.5 + 0.99) / (1 + 1.99)) and shares["b"] == pytest.approx(0.4 / 2)
 
 
+def test_a_token_that_nothing_was_drafted_for_says_nothing_of_older_guesses():
+    """As of a text that was ahead of others: it is read on, and its drafter is not asked."""
+    source, shares = Listed({1: [(2, "a")]}), Acceptance({"a": 0.5})
+    drafter = GrownDrafter([source], shares, FREE)
+    drafter.begin([1])
+    drafter.propose(9)
+    drafter.observe(Verdict((0,), (2, 7)))
+    share = shares["a"]
+    drafter.observe(Verdict((), (9,)))
+    assert shares["a"] == share > 0.5
+    assert source.told[-1] == ((9,), [(1, 2, 7)], ()), "it is learned from"
+
+
 def test_guesses_are_judged_where_nothing_is_verified():
     """A text that its drafts do not suit is decoded plainly, and drafted again when they do."""
     source = Listed({token: [(token + 1, "next")] for token in range(2000)})

@@ -263,6 +263,13 @@ def test_arguments_that_leave_a_call_to_the_model():
     assert reason({"synced_gpus": True}) == "all ranks make the same passes (synced_gpus)"
 
 
+def off_loaded():
+    """As a `DynamicCache(offloading=True)`, which needs a GPU."""
+    cache = DynamicCache()
+    cache.offloading = True
+    return cache
+
+
 def filled():
     cache = DynamicCache()
     cache.update(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), 0)
@@ -271,6 +278,7 @@ def filled():
 
 EMPTY, SEEN = DynamicCache(), torch.ones(1, 3)
 NO_CACHE, PADDED = "there is no cache to take drafts back from", "the prompt is padded"
+OFF_LOADED = "the cache is off-loaded, and drafts would have to move what it keeps elsewhere"
 OWN_MASK = "the prompt is padded at its end, or has a mask of its own"
 NEW_ALONE = "only the new tokens of a text were given, and those before are in the cache alone"
 
@@ -283,6 +291,7 @@ NEW_ALONE = "only the new tokens of a text were given, and those before are in t
         (False, {"past_key_values": EMPTY, "attention_mask": SEEN[None, None]}, OWN_MASK),
         (False, {"past_key_values": EMPTY, "use_cache": False}, NO_CACHE),
         (False, {"past_key_values": EMPTY, "inputs_embeds": SEEN}, None),
+        (False, {"past_key_values": off_loaded()}, OFF_LOADED),
         (False, {"past_key_values": filled(), "inputs_embeds": SEEN}, "embeddings go on from a cache"),
         (False, {"past_key_values": filled()}, None),
         (False, {"past_key_values": filled(), "attention_mask": torch.ones(1, 5)}, NEW_ALONE),
@@ -327,11 +336,13 @@ def test_a_report_of_drafts():
 
 def test_a_draft_method_says_what_drafts_and_how_far():
     """Blocks of drafts are between 0, which is plain decoding, and 256 tokens."""
-    method, session = SuffixMethod(longest=5, shortest=3, remember=7), SimpleNamespace(memory={})
+    session = SimpleNamespace(memory={}, target=SimpleNamespace(config=SimpleNamespace(image_token_id=6)))
+    method = SuffixMethod(longest=5, shortest=3, remember=7)
     index, other = method.drafters(Call(session, 2))
     assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and other is not index
     assert method.drafters(Call(session, 1, branches=False)) == [index], "kept for the next text of the row"
     assert method.width(Call(session, 2)).width() == method.block + 1
+    assert index.forbidden == {6}, "what stands for pictures is no text"
     index.observe(Verdict((), (4, 5)))
     assert len(index) == 2
     assert (SuffixMethod(block=0).block, SuffixMethod(block=256).block) == (0, 256)

@@ -9,7 +9,8 @@ from statistics import median
 import pytest
 import torch
 
-from mmaccel.decoding import Budget, Stats, VerifyCost
+from mmaccel.decoding import Budget, Draft, Stats, VerifyCost
+from mmaccel.decoding.generated_text import Drafts
 
 
 # -------------------------------------------------------------------------------------------------- Stats
@@ -27,6 +28,13 @@ def test_stats_of_a_tree_count_depth_apart_from_nodes():
     stats = Stats()
     stats.observe([2], drafted=7, depth=2)
     assert (stats.drafted, stats.tested_by_depth) == (7, [1, 1])
+
+
+def test_drafts_of_different_sizes_are_counted_as_they_are():
+    """A batch of which one text has a draft of two tokens, and another none."""
+    drafts, stats = Drafts((Draft((5, 6)), Draft(())), known=(1, 1)), Stats()
+    stats.observe([1, 0], drafts.size, depth=drafts.depth, nodes=drafts.nodes)
+    assert (stats.drafted, stats.accepted, stats.emitted) == (2, 1, 3)
 
 
 @pytest.mark.parametrize(

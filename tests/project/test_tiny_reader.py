@@ -298,6 +298,8 @@ def test_a_prompt_is_of_readers_that_are_told_what_to_do(folder):
         reading.prompt_of(processor, "read")
 
     class Other:
+        chat_template = "a program"
+
         def apply_chat_template(self, talk, add_generation_prompt):
             return str(talk)
 

@@ -90,6 +90,18 @@ def test_requests_of_one_shape_share_a_batch(endpoint, questions):
     assert endpoint.parse(_body(questions[0], max_tokens=9)).group != requests[0].group
 
 
+@pytest.mark.parametrize("fewer", ((), (vlm.VidCom2(keep=0.5),)), ids=("whole", "shortened"))
+def test_a_shared_batch_is_drafted(questions, fewer):
+    """What ends texts that nobody waits for looks at no other rows."""
+    opened = get_modality("vlm").open("tiny-onevision")
+    with mmaccel.accelerate(opened[0], vlm.FusedDraft(always=True), *fewer) as session:
+        endpoint = ENDPOINT("tiny-onevision", opened, session)
+        requests = [endpoint.parse(_body(one)) for one in questions[:4]]
+        alone = [endpoint.answer([request])[0]["choices"] for request in requests]
+        assert [answer["choices"] for answer in endpoint.answer(requests)] == alone
+        assert session.report.details["accepted"] > 0 and not session.report.warnings
+
+
 def test_a_processor_of_transformers_is_told_the_times(endpoint, questions, monkeypatch):
     told = {}
 

@@ -356,7 +356,8 @@ def test_the_index():
 
 
 def test_the_settings_reach_the_index():
-    method, call = SuffixDraft(longest=5, shortest=3, remember=7), Call(types.SimpleNamespace(memory={}))
+    session = types.SimpleNamespace(memory={}, target=types.SimpleNamespace(config=None))
+    method, call = SuffixDraft(longest=5, shortest=3, remember=7), Call(session)
     index = method.drafter(call, 0)
     assert (index.longest, index.shortest, index.remember) == (5, 3, 7) and method.drafter(call, 0) is index
     assert method.drafter(call, 1) is not index, "rows of a batch are texts of their own"

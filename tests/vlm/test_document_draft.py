@@ -7,11 +7,12 @@ import pytest
 import tiny_readers
 import torch
 from PIL import Image
+from transformers import BatchFeature
 
 import mmaccel
 from mmaccel import zoo
 from mmaccel.errors import SettingError
-from mmaccel.vlm import DocumentDraft, TextDraft
+from mmaccel.vlm import DocumentDraft, TextDraft, reading
 from mmaccel.vlm.bench.misread import WORD, misread
 from mmaccel.vlm.input.regions import Region, crop, pages_of, regions_of
 
@@ -25,6 +26,9 @@ class Numbers:
     def __call__(self, text, add_special_tokens):
         assert not add_special_tokens
         return {"input_ids": [int(word) for word in text.split()]}
+
+    def decode(self, row, skip_special_tokens):
+        return " ".join(map(str, row.tolist()))
 
     def batch_decode(self, rows, skip_special_tokens):
         return [" ".join(map(str, row)) for row in rows.tolist()]
@@ -99,6 +103,40 @@ def test_regions_are_read_from_their_crops_first(name, batch):
     assert 1 < report.details["region_passes"] < report.forwards
     assert processor.seen == [([(64, 20), (64, 28)] * batch, ["read"] * 2 * batch)]
     assert places is None or torch.equal(model.model.rope_deltas, places), "a later turn goes on from the page"
+
+
+class Bare:
+    """A processor without a chat template, which writes the prompt of a page itself, as GOT-OCR 2's."""
+
+    chat_template, image_token = None, "<page>"
+
+    def __init__(self, inputs):
+        self.tokenizer, self.inputs = Numbers(), inputs
+
+    def __call__(self, images, return_tensors):
+        return BatchFeature(self.inputs(1))
+
+
+@pytest.mark.parametrize("name", ("GotOcr2", "DeepseekOcr2"))
+def test_readers_in_bfloat16_are_given_pictures_in_it(name):
+    """Whose towers cast nothing; the caller prepared the page, and we its crops."""
+    model, inputs = tiny_readers.READERS[name]()
+    model.to(torch.bfloat16)
+    text, _ = reading.read(model, Bare(inputs), PAGE, max_new_tokens=NEW)
+    assert len(text.split()) == NEW
+    given = BatchFeature(call(inputs)).to("cpu", torch.bfloat16)
+    regions = regions_like([int(word) for word in text.split()])
+    with mmaccel.accelerate(model, drafting(regions=True)) as fast:
+        fast.generate(**given, regions=regions, page=PAGE, processor=Processor(inputs), prompt="read")
+        assert fast.report.details["region_passes"] > 1
+
+
+def test_a_processor_without_a_template_writes_its_prompt_itself():
+    processor = Bare(None)
+    assert reading.prompt_of(processor, None) is None
+    assert reading.prompt_of(processor, "<page> as a table") == "<page> as a table"
+    with pytest.raises(SettingError, match="no chat template puts the page into it: write <page> there"):
+        reading.prompt_of(processor, "as a table")
 
 
 # ---------------------------------------------------------------- drafts of all kinds

@@ -158,6 +158,14 @@ def test_what_cannot_help_is_refused(llama, assistant, said):
         assert torch.equal(fast.generate(**given), plain)
 
 
+def test_an_assistant_with_a_tokenizer_of_its_own_is_refused(llama):
+    """Its vocabulary may have as many tokens, and they are others."""
+    with mmaccel.accelerate(llama, ModelDraft()) as fast:
+        with pytest.raises(SettingError, match="of the same tokenizer, and leave assistant_tokenizer= out"):
+            fast.generate(**call(), assistant_model=small(), tokenizer=object(), assistant_tokenizer=object())
+        assert torch.equal(fast.generate(**call(), assistant_model=small()), llama.generate(**call()))
+
+
 def hybrid():
     return Qwen3NextForCausalLM(
         Qwen3NextForCausalLM.config_class(**{**examples.TEXT, "num_experts": 2, "num_experts_per_tok": 1})

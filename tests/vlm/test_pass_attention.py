@@ -95,8 +95,10 @@ def test_the_model_is_left_as_it_was(monkeypatch):
     assert [dict(vars(layer)) for layer in attention] == before
 
 
-def test_positions_reach_a_decoder_that_is_not_told_them():
-    """Whose tokens would else stand where the cache ends, rejected drafts and all."""
-    model, arguments = visual_models.build("HyperCLOVAXVisionV2ForConditionalGeneration")
-    given = {**arguments(2), "max_new_tokens": 20, "do_sample": False}
+@pytest.mark.parametrize("name", ("HyperCLOVAXVisionV2", "Exaone4_5_"))
+@pytest.mark.parametrize("batch", (1, 2))
+def test_positions_reach_a_decoder_that_is_not_told_them(name, batch):
+    """Or is told others: its tokens would stand where the cache ends, rejected drafts and all."""
+    model, arguments = visual_models.build(f"{name}ForConditionalGeneration")
+    given = {**arguments(batch), "max_new_tokens": 20, "do_sample": False}
     assert same_text(model, given, FusedDraft(always=True))

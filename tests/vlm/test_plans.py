@@ -101,7 +101,7 @@ def test_layers_of_different_sizes():
     layers = [(layer.num_key_value_heads, layer.head_dim) for layer in config.per_layer_config]
     assert len(set(layers)) == 2
     expected = sum(2 * heads * width * 50 * 4 for heads, width in layers)
-    assert estimate_bytes(config, 1, 50, torch.float32, "dynamic") == expected
+    assert estimate_bytes(config, 1, 50, torch.float32) == expected
     model = Gemma4UnifiedForCausalLM(config).eval()
     _, arguments = examples.llama()
     for method in CACHES:

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 import mmaccel
+from mmaccel.cache import ContextStore
 from mmaccel.demos.families import visual_models
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import CompressKV, HoliTom, SparsePrefill, StoredContext, SuffixDecoding, examples
@@ -86,6 +87,19 @@ def test_sampling_beams_and_drafts_go_on_from_what_is_stored(llama, stored):
             assert fast.report.forwards % 1 == pytest.approx(1 - 64 / LENGTH), "and a part of the prompt was not read"
             fast.generate(**arguments(num_beams=2))
             assert fast.report.forwards < fast.report.plain_forwards, "also where drafts leave the call to the model"
+
+
+def test_what_prompts_of_one_template_share_is_not_worth_a_whole_file(llama, tmp_path, monkeypatch):
+    """A prompt that begins like a stored one, with fewer tokens than are kept: nothing is read for it."""
+    model, arguments = llama
+    other = arguments()
+    other["input_ids"][0, 32:] = other["input_ids"][0, 32:].flip(0)
+    plain = model.generate(**other)
+    with mmaccel.accelerate(model, StoredContext(folder=str(tmp_path), least=64)) as fast:
+        fast.generate(**arguments())
+        monkeypatch.setattr(ContextStore, "read", None)
+        assert torch.equal(fast.generate(**other), plain)
+        assert context(fast)["from_store"] == 0 and context(fast)["bytes_written"] > 0
 
 
 def test_a_longer_prompt_takes_the_place_of_the_one_it_contains(llama, stored):
@@ -290,6 +304,10 @@ def test_what_does_not_fit_is_refused(llama):
     moving = LlamaForCausalLM(LlamaConfig(**{**examples.TEXT, "rope_parameters": turned}))
     with pytest.raises(UnsupportedTargetError, match="keys by the length of the whole prompt .rope_type 'dynamic'"):
         mmaccel.plan(moving, StoredContext())
+    shared = LlamaForCausalLM(LlamaConfig(**examples.TEXT))
+    shared.config.num_kv_shared_layers = 1  # as of Gemma 3n
+    with pytest.raises(UnsupportedTargetError, match="layers of LlamaForCausalLM share their keys"):
+        mmaccel.plan(shared, StoredContext())
     prefixed = LlamaForCausalLM(LlamaConfig(**examples.TEXT))
     prefixed.config.prefix_lm = True  # as that of HrmTextForCausalLM
     with pytest.raises(UnsupportedTargetError, match="tokens of a prompt see later ones .prefix_lm."):

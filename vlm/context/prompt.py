@@ -11,11 +11,11 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
+from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.decoding.setting import prompt_ids, setting, why_no_cache
+from mmaccel.decoding.unfit import moving_rotary
 
 from ..decoder.columns import COLUMNS
-from ..decoder.placeholders import placeholders
-from .turning import MOVING
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
 # Settings of `generate` with which it reads the prompt itself, as from nothing, writes it anew, or has to look at
@@ -32,18 +32,13 @@ def why_unstorable(text_config: Any, name: str) -> str | None:
     """Why a model's caches cannot be cut to a part of the prompt; None if they can."""
     if getattr(text_config, "prefix_lm", False):
         return f"{name} lets the tokens of a prompt see later ones (prefix_lm)"
-    moving = sorted(_rotary_kinds(text_config) & {*MOVING})
-    if moving:
-        return f"{name} turns its keys by the length of the whole prompt (rope_type {moving[0]!r})"
+    if getattr(text_config, "num_kv_shared_layers", 0):
+        return f"layers of {name} share their keys, and a prompt is stored for each layer"
+    for told in moving_rotary(text_config):
+        return f"{name} turns its keys by the length of the whole prompt (rope_type {told['rope_type']!r})"
     layers = {type(layer) for layer in DynamicCache(config=text_config).layers}
     other = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
     return f"{name} has layers with states of their own ({', '.join(other)}), which cannot be cut" if other else None
-
-
-def _rotary_kinds(text_config: Any) -> set[str]:
-    """The kinds of rotary embedding, which some configurations name for each kind of layer."""
-    told = getattr(text_config, "rope_parameters", None) or {}
-    return {str(one["rope_type"]) for one in (told, *told.values()) if isinstance(one, dict) and "rope_type" in one}
 
 
 def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
@@ -117,9 +112,9 @@ class ContextPrompt:
             hashes.update(prefix_hashes(start, columns, [stop for stop in stops if stop >= last]))
         return cls(length, hashes, shown, content)
 
-    def reusable(self) -> dict[str, int]:
-        """The prefixes that leave at least a token to compute, and no picture."""
-        least = self.shown[1] if self.shown else 1
+    def reusable(self, fewest: int) -> dict[str, int]:
+        """The prefixes that leave at least a token to compute, and no picture; without any those of `fewest` tokens."""
+        least = self.shown[1] if self.shown else fewest
         return {key: stop for key, stop in self.stops.items() if least <= stop < self.length}
 
     def go_on(self, kwargs: dict[str, Any], adapter: Any) -> None:

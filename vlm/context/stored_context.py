@@ -55,7 +55,8 @@ class StoredContext(Method[Session]):
     gigabytes
         Most gigabytes of the folder, default 8; 0 keeps nothing. What was not used for longest is deleted first.
     least
-        Fewest new tokens for which a prompt is kept, default 64.
+        Fewest new tokens for which a prompt is kept, and of text alone fewest that are read back, default 64: all
+        prompts of one chat template share a few.
 
     Notes
     -----
@@ -148,7 +149,7 @@ class StoredContext(Method[Session]):
 
     def _begun(self, store: ContextStore, model: str, prompt: ContextPrompt, device: Any) -> tuple[Any, int, Any]:
         """A cache with what is stored of a prompt, how many tokens that is, and their entry."""
-        cache, known = DynamicCache(), prompt.reusable()
+        cache, known = DynamicCache(), prompt.reusable(self.least)
         found = store.find(model, known) if known else None
         states = None if found is None else store.read(found[0], device)
         if found is None or states is None:

@@ -9,8 +9,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from mmaccel import private
+from mmaccel.decoding.unfit import MOVING
 
-MOVING = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on the length of the text
 TRIED, BY = 4, 23  # tokens whose keys are tried out, and positions that they are turned by
 TOLERANCE = 0.1  # of the size of the keys: a turn that is missing or wrong changes most of them, rounding far less
 

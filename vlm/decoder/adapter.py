@@ -88,8 +88,12 @@ class DecoderAdapter(Adapter):
         if not modules:
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
         if any(getattr(module, "is_causal", True) is False for module in modules):
+            advice = ": load it with is_decoder=True" if hasattr(self.text_config, "is_decoder") else ""
+            raise UnsupportedTargetError(f"{name} attends in both directions; the vlm methods work on decoders{advice}")
+        if getattr(self.text_config, "cross_attention_layers", None) and _takes_part_in_cache(method):
             raise UnsupportedTargetError(
-                f"{name} attends in both directions; the vlm methods work on decoders: load it with is_decoder=True"
+                f"{name} keeps what its pictures say in the cache, in layers of cross-attention, which {method.name}"
+                " would cut like text; vlm.SparsePrefill leaves the cache alone"
             )
         if isinstance(method, StoredContext):
             if why := method.why_unfit(self):
@@ -224,6 +228,11 @@ class DecoderAdapter(Adapter):
     def _detach(self, attention: SessionAttention) -> None:
         attention.active = False
         self.attention = None
+
+
+def _takes_part_in_cache(method: Any) -> bool:
+    """Whether a method cuts, replaces or takes back what layers keep of a text."""
+    return not isinstance(method, DecoderMethod) or method.replaces_cache or method.drops_tokens
 
 
 def _widths_differ(module: torch.nn.Module) -> bool:

@@ -111,7 +111,7 @@ class CompressKV(DecoderMethod):
         return EvictingCache(config, max(1, new), RaggedLayer if self.head_budgets else EvictingLayer)
 
     def cache_bytes(self, config: Any, batch: int, prompt: int, new: int, dtype: torch.dtype) -> int:
-        return estimate_bytes(config, batch, prompt, dtype, "evicting", keep=self.count(prompt), new=max(1, new))
+        return estimate_bytes(config, batch, prompt, dtype, keep=self.count(prompt), new=max(1, new))
 
     def attend(self, call: Call) -> torch.Tensor | None:
         if call.evicted is None:

@@ -207,7 +207,12 @@ class Document(Prediction):
                 f"the processor has no prompt of its own for crops ({error}): give prompt= with its placeholder"
             ) from error
         return {
-            name: value.to(model.device) if isinstance(value, torch.Tensor) else value
+            name: _moved(value, model) if isinstance(value, torch.Tensor) else value
             for name, value in found.items()
             if name in inspect.signature(model.forward).parameters
         }
+
+
+def _moved(value: torch.Tensor, model: Any) -> torch.Tensor:
+    """An argument on the model's device; pictures in its dtype, as not every tower casts them."""
+    return value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 from mmaccel.decoding.drafters.grown_method import GrownMethod
 from mmaccel.decoding.drafters.sources import Repeats, Source
 from mmaccel.decoding.drafters.suffix_method import SuffixMethod
-from mmaccel.decoding.generation import Call, Holder
+from mmaccel.decoding.generation import Call
 from mmaccel.method import Advice, Held
 from mmaccel.registry import register
-
-from .placeholders import placeholders
 
 
 @register("vlm")
@@ -79,6 +77,3 @@ class FusedDraft(GrownMethod, SuffixMethod):
     def sources(self, call: Call, row: int) -> list[Source]:
         """Repeats of this row's texts, and the successors that the session knows."""
         return [Repeats(self.drafter(call, row)), self.successors(call)]
-
-    def _forbidden(self, session: Holder) -> frozenset[int]:
-        return placeholders(session.target.config)

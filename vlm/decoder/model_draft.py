@@ -52,7 +52,7 @@ class ModelDraft(FusedDraft):
     ------
     SettingError
         If a setting is out of range; from `generate`, if the assistant is no loaded model, has another vocabulary or
-        no cache that can be cropped, or is the model itself.
+        tokenizer or no cache that can be cropped, or is the model itself.
 
     Examples
     --------
@@ -85,6 +85,11 @@ class ModelDraft(FusedDraft):
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None:
             _check(assistant, model)
+            if kwargs.get("assistant_tokenizer") is not None:
+                raise SettingError(
+                    "assistant_tokenizer= says that the assistant has other tokens: give a smaller model of the same"
+                    " tokenizer, and leave assistant_tokenizer= out"
+                )
         return assistant
 
     def sources(self, call: Call, row: int) -> list[Source]:

@@ -84,7 +84,7 @@ class SelectKV(DecoderMethod):
         return SelectingCache(config, DECODE[self.policy], prompt + new)
 
     def cache_bytes(self, config: Any, batch: int, prompt: int, new: int, dtype: torch.dtype) -> int:
-        return estimate_bytes(config, batch, prompt + new, dtype, "selecting")
+        return estimate_bytes(config, batch, prompt + new, dtype)
 
     def attend(self, call: Call) -> torch.Tensor | None:
         if not self._selects(call):

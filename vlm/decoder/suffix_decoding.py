@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mmaccel.decoding.drafters.suffix_method import SuffixMethod
-from mmaccel.decoding.generation import Holder
 from mmaccel.method import Advice
 from mmaccel.registry import register
-
-from .placeholders import placeholders
 
 
 @register("vlm")
@@ -54,6 +51,3 @@ class SuffixDecoding(SuffixMethod):
     )
     engaging: ClassVar[dict[str, Any]] = {"block": 1}
     learns: ClassVar[bool] = True  # the contract's answers are too short to repeat themselves
-
-    def _forbidden(self, session: Holder) -> frozenset[int]:
-        return placeholders(session.target.config)

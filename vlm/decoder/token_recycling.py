@@ -7,11 +7,9 @@ from typing import ClassVar
 
 from mmaccel.decoding.drafters.grown_method import GrownMethod
 from mmaccel.decoding.drafters.sources import Source
-from mmaccel.decoding.generation import Call, Holder
+from mmaccel.decoding.generation import Call
 from mmaccel.method import Advice
 from mmaccel.registry import register
-
-from .placeholders import placeholders
 
 
 @register("vlm")
@@ -62,6 +60,3 @@ class TokenRecycling(GrownMethod):
     def sources(self, call: Call, row: int) -> list[Source]:
         """The successors that the session knows."""
         return [self.successors(call)]
-
-    def _forbidden(self, session: Holder) -> frozenset[int]:
-        return placeholders(session.target.config)

@@ -52,7 +52,7 @@ def restore(kwargs: dict[str, Any], prompt: Prompt) -> None:
 
 def _restored(part: Any, whole: Callable[..., Any], prompt: Prompt) -> Any:
     """A criterion or processor for which the shortened prompt is as long as the whole one."""
-    if not type(part).__module__.startswith(OWN):
+    if not (type(part).__module__.startswith(OWN) or getattr(part, "rowwise", False)):
         return whole(part, prompt)
     name = LENGTHS.get(type(part), "")
     counted = getattr(part, name, None)

@@ -16,6 +16,7 @@ from ..custom_generate import CustomGenerate
 from ..generation import Call, Holder, verify_drafts
 from ..loop import FixedWidth, Width
 from ..row_drafters import TextDrafter
+from .placeholders import placeholders
 
 
 @dataclass(frozen=True)
@@ -86,4 +87,4 @@ class DraftMethod(Method[Session]):
 
     def _forbidden(self, session: Holder) -> frozenset[int]:
         """Tokens of the model that stand for something else than text."""
-        return frozenset()
+        return placeholders(session.target.config)

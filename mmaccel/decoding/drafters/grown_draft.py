@@ -73,10 +73,14 @@ class GrownDrafter:
     ) -> None:
         self.again = again
         self.sources, self.acceptance, self.cost, self.branches = sources, acceptance, cost, branches
-        self._root, self._nodes, self._draft = Node(0, -1, 1.0, 0, []), list[Node](), Draft(())
+        self._forget()
         self._end: Context = ()
         self._wanted = 0  # nodes that the draft would have, if this text were like those before
         self._right = self._expected = TRUST  # guesses for this text that were right, and that should have been
+
+    def _forget(self) -> None:
+        """Nothing is drafted; what a text is given without a draft, as after a wait, says nothing of older guesses."""
+        self._root, self._nodes, self._draft = Node(0, -1, 1.0, 0, []), list[Node](), Draft(())
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
         """A text begins with these tokens."""
@@ -143,6 +147,7 @@ class GrownDrafter:
         for source in self.sources:
             source.learn(verdict.tokens, ends, verdict.likely)
         self._end = (*self._end, *verdict.tokens)[-CONTEXT:]
+        self._forget()
 
     def _judge(self, node: Node, token: int) -> None:
         """Learn how far the shares are true for this text, from what would be drafted after a node if they were."""

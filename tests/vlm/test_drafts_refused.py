@@ -1,0 +1,133 @@
+"""Models and texts that drafts would change: they are refused, left to the model's own loop, or drafted in chains."""
+
+import pytest
+import torch
+from draft_models import call, sharp
+from transformers import (
+    IdeficsConfig,
+    IdeficsForVisionText2Text,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MllamaForCausalLM,
+    PaliGemmaConfig,
+    PaliGemmaForConditionalGeneration,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
+from transformers.models.kosmos2_5.configuration_kosmos2_5 import Kosmos2_5TextConfig
+from transformers.models.kosmos2_5.modeling_kosmos2_5 import Kosmos2_5TextForCausalLM
+from transformers.models.mllama.configuration_mllama import MllamaTextConfig
+
+import mmaccel
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.vlm import (
+    CompressKV,
+    FusedDraft,
+    PrefillDrop,
+    SelectKV,
+    SparsePrefill,
+    StoredContext,
+    SuffixDecoding,
+    examples,
+    visual_examples,
+)
+
+METHODS = (FusedDraft(always=True), SuffixDecoding(shortest=1))
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
+
+def phi3(first):
+    """Which turns keys by other factors beyond so many tokens, and reads the text anew there."""
+    more = {"original_max_position_embeddings": first, "rope_parameters": {**LONG}, "sliding_window": 96}
+    return sharp(Phi3ForCausalLM, Phi3Config, **more)
+
+
+def plain_phi3(first):
+    """Which reads the text anew there, though its keys are turned alike."""
+    return sharp(Phi3ForCausalLM, Phi3Config, original_max_position_embeddings=first)
+
+
+def dynamic(first):
+    """Whose frequencies follow the length of the text beyond so many tokens."""
+    turned = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    return sharp(LlamaForCausalLM, LlamaConfig, max_position_embeddings=first, rope_parameters=turned)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("first", (24, 48))  # the prompt has 36 tokens, the text 66
+@pytest.mark.parametrize("build", (phi3, plain_phi3, dynamic), ids=lambda build: build.__name__)
+def test_texts_that_outgrow_the_frequencies_of_their_keys(build, first, method):
+    model, given = build(first), call()
+    _, plain = [model.generate(**given) for _ in range(2)]  # dynamic ones stay as the longest text had them
+    name = type(model).__name__
+    said = f"the model's own loop ran: beyond {first} tokens {name} turns keys otherwise, and this text may have 66"
+    with mmaccel.accelerate(model, method) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain) and fast.report.warnings == [said]
+        embeds = model.get_input_embeddings()(given["input_ids"])
+        fast.generate(**{**given, "input_ids": None}, inputs_embeds=embeds)
+        assert fast.report.warnings == [said], "embeddings have a length too"
+    drafts = method.custom_generate()
+    assert torch.equal(model.generate(**given, custom_generate=drafts), plain)
+    assert drafts.report.warnings == [said]
+
+
+@pytest.mark.parametrize("build", (phi3, plain_phi3, dynamic), ids=lambda build: build.__name__)
+def test_texts_that_do_not_are_drafted(build):
+    model, given = build(66), call()
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+
+
+def test_a_cache_with_keys_of_pictures_is_left_alone():
+    """Llama 3.2 Vision keeps them in layers of cross-attention, which know nothing of the length of a text."""
+    model = sharp(MllamaForCausalLM, MllamaTextConfig, num_hidden_layers=4, cross_attention_layers=[1])
+    for method in (*METHODS, StoredContext(), SelectKV(), CompressKV(), PrefillDrop()):
+        said = rf"in layers of cross-attention, which {method.name} would cut like text; vlm\.SparsePrefill leaves"
+        with pytest.raises(UnsupportedTargetError, match=said):
+            mmaccel.plan(model, method)
+    with mmaccel.accelerate(model, SparsePrefill()) as fast:  # the advice
+        assert fast.generate(**call()).shape == (1, 66)
+
+
+def test_what_a_session_refuses_is_refused_without_one():
+    """With advice that can be followed: only some classes are decoders if they are told to be."""
+    tower = {"model_type": "siglip_vision_model", **visual_examples.VISION, "image_size": 16, "patch_size": 8}
+    text = {"model_type": "gemma", **examples.TEXT, "head_dim": 8}
+    sizes = {"vision_config": tower, "text_config": text, "image_token_index": 62, "projection_dim": 32}
+    model = PaliGemmaForConditionalGeneration(PaliGemmaConfig(**sizes))
+    said = "attends in both directions; the vlm methods work on decoders$"
+    with pytest.raises(UnsupportedTargetError, match=said):
+        mmaccel.plan(model, FusedDraft())
+    with pytest.raises(UnsupportedTargetError, match=said):
+        model.generate(**call(), custom_generate=FusedDraft().custom_generate())
+
+
+@pytest.mark.parametrize("batch", (1, 2))
+def test_models_that_count_positions_themselves_are_drafted_in_chains(batch):
+    """Kosmos-2.5 counts from its padding token on, and so has other positions than it is given."""
+    sizes = {"vocab_size": 64, "embed_dim": 32, "layers": 3, "attention_heads": 4, "ffn_dim": 64}
+    config = Kosmos2_5TextConfig(**sizes)
+    model = visual_examples.sharp(lambda: Kosmos2_5TextForCausalLM(config), 0, examples.WEIGHT_SCALE)
+    given = call(batch, suppress_tokens=[config.pad_token_id])
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+
+
+def test_a_model_that_goes_on_from_the_output_of_its_last_pass():
+    """IDEFICS hands the features of its pictures on, which no cache holds."""
+    vision = {"embed_dim": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {**examples.TEXT, "vision_config": {**vision, "image_size": 16, "patch_size": 8}}
+    model = visual_examples.sharp(lambda: IdeficsForVisionText2Text(IdeficsConfig(**sizes)), 0)
+    pictures = torch.randn(1, 1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    shown = {"pixel_values": pictures, "image_attention_mask": torch.ones(1, 36, 1, dtype=torch.long)}
+    plain = model.generate(**call(), **shown)
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**call(), **shown), plain)
+        assert "goes on from more of a pass than its cache" in fast.report.warnings[0]
