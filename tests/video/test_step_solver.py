@@ -25,9 +25,18 @@ class Prompted(loop.Loop):
         return super().__call__([loop.noise(1, 4, 2, 8, 8, seed=len(prompt))], call, **more)
 
 
-def prompted():
+class OffLoaded(Prompted):
+    model_cpu_offload_seq = "transformer"
+
+    def __call__(self, *args, **kwargs):
+        result = super().__call__(*args, **kwargs)
+        self.maybe_free_model_hooks()  # as the calls of diffusers' pipelines end
+        return result
+
+
+def prompted(kind=Prompted):
     made, _, call = loop.pipeline("WanTransformer3DModel")
-    return Prompted(made.transformer, made.scheduler), call
+    return kind(made.transformer, made.scheduler), call
 
 
 @pytest.mark.parametrize(
@@ -83,6 +92,13 @@ def test_ratios_are_the_mean_of_all_prompts():
     pipe, call = prompted()
     one, two, both = (video.calibrate_mag_cache(pipe, p, call=call).ratios for p in (PROMPTS[:1], PROMPTS[1:], PROMPTS))
     assert one != two and both == pytest.approx([(a + b) / 2 for a, b in zip(one, two, strict=True)])
+
+
+def test_all_prompts_of_an_off_loaded_pipeline_are_measured():
+    (pipe, call), calibrate = prompted(OffLoaded), video.calibrate_mag_cache
+    expected = calibrate(pipe, PROMPTS, call=call)
+    pipe.enable_model_cpu_offload(device="cpu")
+    assert calibrate(pipe, PROMPTS, call=call) == expected != calibrate(pipe, PROMPTS[:1], call=call)
 
 
 def test_shares_are_solved_for_all_prompts_and_all_settings_are_kept(monkeypatch):
