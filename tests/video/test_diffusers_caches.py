@@ -20,7 +20,7 @@ from mmaccel.video import examples, private
 from mmaccel.video.caches.diffusers_cache import HookStepper
 from mmaccel.video.samplers import levels_of
 
-WAN = "WanTransformer3DModel"
+WAN, FLUX = "WanTransformer3DModel", "FluxTransformer2DModel"
 METHODS = (
     video.FirstBlockCache(threshold=1e6),
     video.TaylorSeer(interval=3, warmup=2),
@@ -481,11 +481,31 @@ def test_faster_cache_gets_all_settings(monkeypatch):
     assert first.current_timestep_callback() > 1e6, "outside of any range"
 
 
-def test_forecasts_are_kept_in_the_precision_of_the_model(monkeypatch):
-    pipe, _, _ = loop.pipeline(WAN)
-    pipe.transformer.to(torch.bfloat16)
+def halved(transformer):
+    """As Wan is loaded in half precision, which is not for all of it."""
+    transformer.to(torch.bfloat16)
+    transformer.scale_shift_table.data = transformer.scale_shift_table.data.float()
+    return torch.bfloat16
+
+
+def cast(transformer):
+    transformer.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)
+    return torch.float32
+
+
+def packed(transformer):
+    """As weights of four bits are, two in a byte."""
+    first = transformer.time_text_embed.timestep_embedder.linear_1
+    first.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.uint8), requires_grad=False)
+    return torch.float32
+
+
+@pytest.mark.parametrize(("family", "load"), ((WAN, halved), (FLUX, cast), (FLUX, packed)))
+def test_forecasts_are_kept_in_the_precision_in_which_the_model_computes(family, load, monkeypatch):
+    pipe, _, _ = loop.pipeline(family)
+    computed = load(pipe.transformer)
     config = given_to(monkeypatch, "taylorseer_cache.apply_taylorseer_cache", video.TaylorSeer(4, 2), pipe)
-    assert config.taylor_factors_dtype == next(pipe.transformer.parameters()).dtype == torch.bfloat16
+    assert config.taylor_factors_dtype == computed != next(pipe.transformer.parameters()).dtype
     assert (config.cache_interval, config.max_order, config.disable_cache_before_step) == (4, 2, 3)
 
 
