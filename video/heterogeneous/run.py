@@ -14,7 +14,7 @@ from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.stepping.allocation import TARGETS, StepAllocation
 from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, groups, refresh
-from mmaccel.stepping.tensors import count_bytes
+from mmaccel.stepping.tensors import count_bytes, predicted
 
 from ..families.adapter import PipelineSession, token_grid
 from ..families.context_parallel import agreed
@@ -249,7 +249,8 @@ class HeterogeneousRun(Stepper):
         self.trace.add(active, len(allocation.velocities.level))
         self.report.details.setdefault("steps", []).append(self.trace.shares()[-1])
         kept = sum(part.cache.nbytes() for part in self.parts.values())
-        kept += sum(allocation.nbytes() for allocation in self.allocations) + count_bytes(*self.outputs.values())
+        kept += sum(allocation.nbytes() for allocation in self.allocations)
+        kept += count_bytes(*(predicted(output) for output in self.outputs.values()))
         self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, kept)
 
     def finish(self) -> None:
