@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 import re
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import diffusion_loop as loop
 import pytest
 import torch
 from diffusers import hooks
+from diffusers.configuration_utils import FrozenDict
 
 import mmaccel
 from mmaccel import video
@@ -17,8 +19,7 @@ from mmaccel.errors import ConflictError, UnsupportedTargetError
 from mmaccel.stepping.run import SamplerRun
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples, private
-from mmaccel.video.caches.diffusers_cache import HookStepper
-from mmaccel.video.samplers import levels_of
+from mmaccel.video.samplers import levels_of, timestep_of
 
 WAN, FLUX = "WanTransformer3DModel", "FluxTransformer2DModel"
 METHODS = (
@@ -279,9 +280,39 @@ def test_timesteps_of_a_sampler_that_counts_from_0_to_1_are_those_of_its_levels(
     """MiniMax-H3's, in which 1 is clean."""
     scheduler = diffusers.MiniMaxH3Scheduler()
     scheduler.set_timesteps(5)
-    session = SimpleNamespace(target=SimpleNamespace(scheduler=scheduler))
-    stepper = SimpleNamespace(run=SamplerRun(4, levels_of(scheduler), step=1), session=session)
-    assert HookStepper.timestep.fget(stepper) == pytest.approx(1000 * float(scheduler.sigmas[1]))
+    run = SamplerRun(4, levels_of(scheduler), step=1)
+    assert timestep_of(scheduler, run) == pytest.approx(1000 * float(scheduler.sigmas[1]))
+
+
+def stable_audio(steps):
+    """Its sampler, as far as levels go; diffusers has it where torchsde is installed."""
+    sigmas = torch.cat([torch.logspace(math.log10(500), math.log10(0.3), steps), torch.zeros(1)])
+    config = FrozenDict(num_train_timesteps=1000, prediction_type="v_prediction")
+    return SimpleNamespace(config=config, sigmas=sigmas, timesteps=sigmas[:-1].atan() / math.pi * 2)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    (
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=3),
+        diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
+        diffusers.DDIMScheduler(),
+        diffusers.EDMEulerScheduler(),
+        diffusers.EulerDiscreteScheduler(timestep_type="continuous", prediction_type="v_prediction"),
+        stable_audio(30),
+    ),
+)
+def test_ranges_of_timesteps_are_those_of_falling_noise_whatever_a_sampler_counts(sampler):
+    """In Mochi it counts up, and where time is a function of the noise it does not count at all."""
+    if hasattr(sampler, "set_timesteps"):
+        sampler.set_timesteps(30)
+    run, times = SamplerRun(30, levels_of(sampler)), []
+    for run.step in range(30):
+        times.append(timestep_of(sampler, run))
+    assert times == sorted(times, reverse=True) and times[0] > 930 and 0 <= times[-1] < 300
+    assert min(times[:9]) > video.FasterCache().timesteps[1], "the first third is computed"
+    low, high = video.PyramidAttentionBroadcast().timesteps
+    assert any(low < time < high for time in times)
 
 
 def test_the_private_names_are_there():

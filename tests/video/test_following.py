@@ -1,6 +1,7 @@
 """Following the steps of a pipeline: several runs in one call, and what cannot be followed is said or refused."""
 
 import threading
+from types import SimpleNamespace
 
 import diffusers
 import diffusion_loop as loop
@@ -193,6 +194,8 @@ def test_levels_are_those_of_the_sampler():
     for scheduler in (diffusers.DDIMScheduler(), diffusers.EulerDiscreteScheduler()):  # no flow: shares of time
         scheduler.set_timesteps(4)
         assert levels_of(scheduler) == [*(float(t) / 1000 for t in scheduler.timesteps), 0.0]
+    audio = SimpleNamespace(config=scheduler.config, timesteps=torch.tensor([0.9999, 0.9998, 0.4]))
+    assert levels_of(audio) == [*audio.timesteps.tolist(), 0.0], "which are shares already"
 
 
 def test_the_last_timestep_of_ltxs_ancestral_sampler_is_no_step():
