@@ -1,5 +1,7 @@
 """Steps solved from plain runs, and what all calibrations have in common."""
 
+import weakref
+
 import diffusion_loop as loop
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import HeterogeneousSteps, calibrate_steps, examples
 from mmaccel.video.blocks import share_solver
 from mmaccel.video.heterogeneous import step_solver
-from mmaccel.video.heterogeneous.step_solver import record_velocities
+from mmaccel.video.heterogeneous.step_solver import record_products
 
 PROMPTS = ("a fox", "three hens")
 
@@ -62,9 +64,9 @@ def test_steps_are_solved_for_all_prompts(monkeypatch):
     method = calibrate_steps(pipe, PROMPTS, 0.5, call=call)
     assert method == HeterogeneousSteps(0.5, steps=(0, 5))
     assert pipe.asked == [(prompt, "latent") for prompt in PROMPTS], "nothing is decoded"
-    runs = record_velocities(pipe, PROMPTS, {"call": call, "output_type": "pt"})
+    runs = record_products(pipe, PROMPTS, {"call": call, "output_type": "pt"})
     assert pipe.asked[2:] == [(prompt, "pt") for prompt in PROMPTS], "unless it is asked for"
-    one, two = ((velocities @ velocities.T).double().numpy() for velocities, *_ in runs)
+    one, two = (products for products, *_ in runs)
     ((products, levels, count),) = taken
     assert np.allclose(products, one + two) and not np.allclose(one, two)
     assert levels == runs[0][1] and count == 3
@@ -74,8 +76,8 @@ def test_prompts_come_before_one_among_the_arguments():
     """In their order; without any it is the one, in a single run."""
     pipe, call = prompted()
     more = {"call": call, "prompt": "a single one", "steps": 2}
-    assert len(record_velocities(pipe, PROMPTS, more)) == 2
-    assert len(record_velocities(pipe, [], more)) == len(record_velocities(pipe, None, more)) == 1
+    assert len(record_products(pipe, PROMPTS, more)) == 2
+    assert len(record_products(pipe, [], more)) == len(record_products(pipe, None, more)) == 1
     assert [prompt for prompt, _ in pipe.asked] == [*PROMPTS, "a single one", "a single one"]
 
 
@@ -152,7 +154,7 @@ def test_calibrated_steps_run_and_leave_no_trace():
 def test_steps_of_a_run_that_starts_further_down_are_solved_among_those_it_makes():
     pipe, call = prompted()
     later = {"prompt": PROMPTS[0], "call": call, "steps": 12, "first": 6}
-    _, levels, first = record_velocities(pipe, None, later)[0]
+    _, levels, first = record_products(pipe, None, later)[0]
     assert first == 6 and levels == pipe.scheduler.sigmas[6:].tolist()
     method = calibrate_steps(pipe, budget=0.5, **later)
     assert len(method.steps) == 3 and method.steps[0] == 6 and method.steps[-1] == 11
@@ -164,10 +166,33 @@ def test_steps_of_a_run_that_starts_further_down_are_solved_among_those_it_makes
 
 def test_velocities_are_those_after_guidance():
     pipe, arguments = examples.wan_pipeline()
-    velocities, levels, _ = record_velocities(pipe, None, arguments(1, steps=6))[0]
-    assert velocities.shape[0] == 6 and len(levels) == 7 and levels[-1] == 0
-    other, *_ = record_velocities(pipe, None, arguments(1, steps=6, guidance_scale=1.0))[0]
-    assert not torch.allclose(velocities[0], other[0])
+    products, levels, _ = record_products(pipe, None, arguments(1, steps=6))[0]
+    assert products.shape == (6, 6) and len(levels) == 7 and levels[-1] == 0
+    other, *_ = record_products(pipe, None, arguments(1, steps=6, guidance_scale=1.0))[0]
+    assert not np.allclose(products[0], other[0])
+
+
+def test_velocities_of_one_prompt_at_a_time_are_kept(monkeypatch):
+    pipe, call = prompted()
+    multiply, seen, alive = step_solver._products, [], []
+
+    def noted(velocities):
+        alive.append(sum(velocity() is not None for velocity in seen))
+        seen.extend(map(weakref.ref, velocities))
+        return multiply(velocities)
+
+    monkeypatch.setattr(step_solver, "_products", noted)
+    record_products(pipe, PROMPTS, {"call": call})
+    assert len(seen) == 2 * loop.STEPS and alive == [0, 0]
+
+
+def test_a_budget_of_less_than_two_steps_says_which_is_enough():
+    pipe, call = prompted()
+    with pytest.raises(
+        SettingError, match=r"budget=0\.2 of 6 steps is 1, and at least 2 are computed: try budget=0\.33"
+    ):
+        calibrate_steps(pipe, PROMPTS[:1], 0.2, call=call)
+    assert len(calibrate_steps(pipe, PROMPTS[:1], 0.33, call=call).steps) == 2
 
 
 def test_steps_are_checked():
