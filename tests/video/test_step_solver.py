@@ -5,7 +5,6 @@ import weakref
 import diffusion_loop as loop
 import numpy as np
 import pytest
-import torch
 
 import mmaccel
 from mmaccel import video
