@@ -20,6 +20,9 @@ from mmaccel.session import Session
 from mmaccel.zoo.weights import no_foreign_code
 
 from .families.adapter import DiffusionTransformerAdapter
+from .steps import warn
+
+SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save `audio` of what it returns"
 
 
 @dataclass
@@ -157,6 +160,8 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
         if isinstance(error, MmaccelError):
             raise
         raise SettingError(f"the pipeline refuses this: {error}") from error
+    if isinstance(target, Session) and getattr(output, "audio", None) is not None:
+        warn(target.report, SILENT)
     seconds = time.perf_counter() - began
     frames = output.frames[0] if hasattr(output, "frames") else output.images[:1]
     return Filmed(list(frames), seconds)
