@@ -22,7 +22,7 @@ from mmaccel.zoo.weights import no_foreign_code
 from .families.adapter import DiffusionTransformerAdapter
 from .steps import warn
 
-SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save `audio` of what it returns"
+SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save the `audio` it returns"
 
 
 @dataclass

@@ -349,6 +349,21 @@ def test_a_pipeline_that_steps_another_scheduler_is_said():
             assert fast.report.plain_forwards == 8, "nothing is kept for ever more branches of one step"
 
 
+def test_a_step_of_more_passes_than_are_followed_is_said():
+    """As over the tiles of a long clip."""
+
+    class Tiled(loop.Loop):
+        def _rows(self, state, t, call, branches):
+            return [sum(self._pass(state, t, call(1))[0] for _ in range(9)) / 9]
+
+    made, start, call = loop.pipeline("WanTransformer3DModel")
+    pipe = Tiled(made.transformer, made.scheduler)
+    plain = pipe(start, call)
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        assert torch.equal(fast(start, call), plain)
+        assert any("Tiled makes more than 8 passes in a step" in text for text in fast.report.warnings)
+
+
 def without_encoders(cls, transformer, scheduler=None):
     """A pipeline of diffusers' own class with nothing but what denoises."""
     pipe = cls.__new__(cls)
