@@ -229,9 +229,16 @@ def test_mag_cache_adds_up_to_its_threshold_and_its_most_skips(settings, compute
         assert [k for k, done in enumerate(fast.report.details["computed"][::2]) if done == 1] == computed
 
 
-def test_mag_cache_stretches_its_ratios():
+def test_mag_cache_stretches_its_ratios(monkeypatch):
+    pipe, place = loop.pipeline(WAN)[0], "mag_cache.apply_mag_cache"
     method = video.MagCache(ratios=(1.0, 1.1, 1.2))
-    assert method.stretched(5) == [1.0, 1.0, 1.1, 1.2, 1.2] and method.stretched(1) == [1.0]
+    for run, ratios in (
+        (SamplerRun(5, []), [1.0, 1.0, 1.1, 1.2, 1.2]),
+        (SamplerRun(5, [], step=2), [1.1, 1.2, 1.2]),
+        (SamplerRun(1, []), [1.0]),
+    ):
+        config = given_to(monkeypatch, place, method, pipe, run=run)
+        assert torch.as_tensor(config.mag_ratios).tolist() == pytest.approx([*ratios, 1.0])
 
 
 def test_taylor_seer_of_diffusers_finds_no_attention_in_wan():
@@ -477,7 +484,7 @@ def given_to(monkeypatch, place, method, pipe, **stepper):
     """The configuration with which diffusers puts a cache on the pipeline's transformer."""
     found = []
     monkeypatch.setattr(f"diffusers.hooks.{place}", lambda denoiser, config: found.append(config))
-    session = SimpleNamespace(target=pipe)
+    session = SimpleNamespace(target=pipe, memory={})
     method.put_on(pipe.transformer, SimpleNamespace(session=session, **stepper))
     return found[0]
 
