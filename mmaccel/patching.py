@@ -63,7 +63,7 @@ class Wrapped:
     """
 
     # so that a wrapper around this one, which takes over its attributes, has none of the session's
-    __slots__ = ("original", "owner", "function", "places", "had", "live", "__dict__")
+    __slots__ = ("original", "owner", "function", "places", "had", "live", "__dict__", "__weakref__")
 
     def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, getattr(owner, name))
