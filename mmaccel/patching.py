@@ -30,6 +30,9 @@ After = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 # Arguments of attention functions that change the result in ways that only the model's own attention knows.
 UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
 
+# Where the forward of a module may be: hooks of accelerate that come and go move it, in off-loaded pipelines each call.
+FORWARDS = ("forward", private.BELOW_HOOK)
+
 _numbers = itertools.count()
 
 
@@ -55,13 +58,18 @@ class Wrapped:
     """Replaces one method of an instance.
 
     A copy of the owner gets its own plain method: pipelines copy schedulers. If another library has wrapped it in
-    the meantime, it stays below that wrapper and only forwards calls.
+    the meantime, it stays below that wrapper and only forwards calls; accelerate's hooks, which move a forward as they
+    come and go, get the original back.
     """
 
+    # so that a wrapper around this one, which takes over its attributes, has none of the session's
+    __slots__ = ("original", "owner", "function", "places", "had", "live", "__dict__", "__weakref__")
+
     def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, getattr(owner, name))  # first, since it copies attributes
+        functools.update_wrapper(self, getattr(owner, name))
         self.original = getattr(owner, name)
-        self.owner, self.name, self.function = owner, name, function
+        self.owner, self.function = owner, function
+        self.places = FORWARDS if name in FORWARDS else (name,)  # the first is that of the class
         self.had = name in vars(owner)
         self.live = True
         setattr(owner, name, self)
@@ -71,24 +79,28 @@ class Wrapped:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo.get(id(self.owner))
-        return self if copied is None else getattr(type(copied), self.name).__get__(copied)
+        return self if copied is None else getattr(type(copied), self.places[0]).__get__(copied)
 
     def __reduce__(self) -> Any:
-        return getattr, (self.owner, self.name)  # so that what is pickled is plain, too
+        return getattr, (self.owner, self.places[0])  # so that what is pickled is plain, too
 
     def remove(self) -> None:
         self.live = False
-        above = vars(self.owner).get(self.name)
+        for place in self.places:
+            self._leave(place)
+
+    def _leave(self, place: str) -> None:
+        above = vars(self.owner).get(place)
         if above is not self:
             while isinstance(above, Wrapped) and above.original is not self:
                 above = above.original
             if isinstance(above, Wrapped):  # of ours, and attached later
                 above.original, above.had = self.original, self.had
             return
-        if self.had:
-            setattr(self.owner, self.name, self.original)
+        if self.had or place == private.BELOW_HOOK:
+            setattr(self.owner, place, self.original)
         else:
-            delattr(self.owner, self.name)
+            delattr(self.owner, place)
 
 
 def wrap_method(stack: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
@@ -109,8 +121,9 @@ def wrap_in_thread(stack: ExitStack, owner: Any, name: str, function: Callable[.
 
 
 def wrap_forward(stack: ExitStack, module: torch.nn.Module, function: Callable[..., Any]) -> None:
-    """:func:`wrap_method` for a module's `forward`, or for its compiled call, which stays compiled."""
-    wrap_method(stack, module, private.COMPILED_CALL if private.is_compiled(module) else "forward", function)
+    """:func:`wrap_method` for what a module runs: its `forward`, below accelerate's hook, or its compiled call."""
+    below = private.BELOW_HOOK if private.BELOW_HOOK in vars(module) else "forward"
+    wrap_method(stack, module, private.COMPILED_CALL if private.is_compiled(module) else below, function)
 
 
 def wrap_generate(

@@ -19,6 +19,9 @@ from mmaccel.session import Session
 from mmaccel.zoo.weights import load_pipeline
 
 from .families.adapter import DiffusionTransformerAdapter
+from .steps import warn
+
+SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save the `audio` it returns"
 
 
 @dataclass
@@ -160,6 +163,8 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
         if isinstance(error, MmaccelError):
             raise
         raise SettingError(f"the pipeline refuses this: {error}") from error
+    if isinstance(target, Session) and getattr(output, "audio", None) is not None:
+        warn(target.report, SILENT)
     seconds = time.perf_counter() - began
     return Filmed(_frames(output), seconds)
 

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from mmaccel.stepping.replay import Make
+from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import map_tensors, tensors
 
 # What every step goes by; CogVideoXDPMScheduler is given more between them.
 STEPPED = ("model_output", "timestep", "sample")
+
+TRAINED = 1000  # timesteps that samplers count down from
 
 # Samplers whose step is a function of their state and of what they are given, with nothing drawn.
 REPEATABLE = (
@@ -52,7 +55,26 @@ def levels_of(scheduler: Any) -> list[float]:
     trained = getattr(scheduler.config, "num_train_timesteps", None)
     if trained is None:  # Wuerstchen's time runs from 1 to 0, where no step begins
         return [float(t) for t in timesteps]
-    return [*(float(t) / trained for t in timesteps), 0.0]
+    is_share = float(timesteps.min()) >= 0 and float(timesteps.max()) <= 1  # as of Stable Audio
+    return [*(float(t) / (1 if is_share else trained) for t in timesteps), 0.0]
+
+
+def timestep_of(scheduler: Any, run: SamplerRun) -> float:
+    """The timestep of a step, as most samplers count it: from 1000, which is noise, down to 0.
+
+    Where frames have samplers of their own it is that of their mean noise level; where time is a function of the noise,
+    as in EDM, that of flow matching with as much noise beside the data.
+    """
+    config, level = scheduler.config, run.levels[run.step]
+    trained, sigmas = config.get("num_train_timesteps"), getattr(scheduler, "sigmas", None)
+    if config.get("invert_sigmas"):  # Mochi's levels rise
+        level = 1 - level
+    if run.frames or trained is None or is_flow(scheduler):
+        return level * (trained or TRAINED)
+    if sigmas is not None and float(scheduler.timesteps.abs().max()) < 2:
+        sigma = float(sigmas[run.step])
+        return TRAINED * sigma / (1 + sigma)
+    return float(scheduler.timesteps[run.step])
 
 
 def first_step(scheduler: Any, timestep: Any) -> int:

@@ -77,7 +77,8 @@ class Follower:
         self.shapes: dict[int, list[torch.Size]] = {}  # of the latents, by expert
         self.is_called = False  # within a call of the session, in this thread
         self.thread = 0
-        self.passes = self.followed = 0  # in it: forward passes seen, and steps behind some
+        self.passes = self.steps = self.followed = 0  # in it: forward passes, steps, and those of them behind passes
+        self.is_full = False  # whether a step had more passes than are followed
         self.timestep = math.nan  # of the last step
 
     def drop(self) -> None:
@@ -140,6 +141,7 @@ class Follower:
             run.step = first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep"))
         run.branch, run.expert = run.branch + 1, expert
         if run.branch == MOST_BRANCHES:
+            self.is_full = True
             self.drop()
             return original(*args, **kwargs)
         try:
@@ -165,6 +167,7 @@ class Follower:
         self.shapes[run.expert] = shapes
 
     def step(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        self.steps += 1
         if self.stepper is not None and self.repeats(self.named(args, kwargs)["timestep"]):
             if self.stepper.run.branch < 0:  # without a pass: Cosmos looks where a step leads before it makes it
                 return original(*args, **kwargs)
@@ -225,7 +228,8 @@ class Follower:
     @contextmanager
     def call(self) -> Iterator[None]:
         """Around a call of the session: end the run that it leaves, and warn if no step was followed."""
-        self.is_called, self.passes, self.followed = True, 0, 0
+        self.is_called, self.is_full = True, False
+        self.passes = self.steps = self.followed = 0
         self.thread = threading.get_ident()
         try:
             yield
@@ -251,7 +255,10 @@ class Follower:
         changed = "pipe.scheduler" if self.is_swapped else "" if self.passes else "its transformer"
         if changed:
             return f"{changed} was changed after accelerate(): remove() the session, and call accelerate() again"
-        return f"{type(self.session.target).__name__} does not step pipe.scheduler"
+        name = type(self.session.target).__name__
+        if self.is_full and self.steps:
+            return f"{name} makes more than {MOST_BRANCHES} passes in a step"
+        return f"{name} does not step pipe.scheduler"
 
 
 def count_forwards(stepper: Stepper, done: float) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from .reuse import BranchState, StepReuse
 from .run import SamplerRun
-from .tensors import map_tensors, mean_change, mean_size, plus, tensors
+from .tensors import map_tensors, mean_change, mean_size, plus, predicted
 
 
 @dataclass
@@ -74,7 +74,8 @@ class EasyReuse(StepReuse):
         inputs
             The tensors that the outputs belong to, in the order of the outputs.
         compute
-            Runs the model; what it returns may be a tensor, or hold several.
+            Runs the model; what it returns may be a tensor, or hold several. Plain dictionaries in it, of keys and
+            values that it was given, are handed on as they are.
         adds
             Whether a reused step adds to its inputs what the last computed one added (default), or has its outputs.
         """
@@ -83,11 +84,12 @@ class EasyReuse(StepReuse):
             self._predict(inputs)
         bases = iter(inputs if adds else [])
         if self.skips:
-            return map_tensors(lambda residual: plus(residual, _base(residual, bases)), self.state.residual), 0.0
+            residuals = self.state.residual
+            return map_tensors(lambda residual: plus(residual, _base(residual, bases)), residuals, skip=dict), 0.0
         output = compute()
-        self.computed(map_tensors(lambda x: plus(x, _base(x, bases), -1), output))
+        self.computed(map_tensors(lambda x: plus(x, _base(x, bases), -1), output, skip=dict))
         if self.leads:
-            self.state.measure(inputs, [x.clone() for x in tensors(output)])
+            self.state.measure(inputs, [x.clone() for x in predicted(output)])
         return output, 1.0
 
     def _predict(self, inputs: list[torch.Tensor]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in a tensor, list, tuple or output dataclass of diffusers, in order.
+def tensors(value: Any, skip: type | None = None) -> Iterator[torch.Tensor]:
+    """All tensors in a tensor, list, tuple or output dataclass of diffusers, in order; items of type `skip` left out.
 
     Examples
     --------
@@ -19,22 +19,32 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from tensors(list(value.values()))
+        yield from tensors(list(value.values()), skip)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from tensors(item)
+            if type(item) is not skip:
+                yield from tensors(item, skip)
 
 
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, skip: type | None = None) -> Any:
     """The same structure with `function` of every tensor, which is called in the order of :func:`tensors`."""
+
+    def mapped(item: Any) -> Any:
+        return item if type(item) is skip else map_tensors(function, item, skip)
+
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):  # diffusers' outputs are ordered dictionaries, whose fields take no other names
-        mapped = {key: map_tensors(function, item) for key, item in value.items()}
-        return mapped if type(value) is dict else type(value)(**mapped)
+        fields = {key: mapped(item) for key, item in value.items()}
+        return fields if type(value) is dict else type(value)(**fields)
     if isinstance(value, list | tuple):
-        return type(value)(map_tensors(function, item) for item in value)
+        return type(value)(mapped(item) for item in value)
     return value
+
+
+def predicted(output: Any) -> list[torch.Tensor]:
+    """The tensors that a model predicts, without keys and values that it hands back as well, in a plain dictionary."""
+    return list(tensors(output, skip=dict))
 
 
 def plus(value: torch.Tensor, base: torch.Tensor | None, sign: int = 1) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """What `mmaccel.patching` puts on an instance does its work, in order, and goes without a trace."""
 
 import copy
+import functools
 import pickle
 import threading
 from contextlib import ExitStack, contextmanager
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 
 from mmaccel import private
 from mmaccel.adapter import Adapter
@@ -19,6 +21,7 @@ from mmaccel.patching import (
     intercept_attention,
     intercept_sdpa,
     override,
+    wrap_forward,
     wrap_generate,
     wrap_method,
 )
@@ -79,6 +82,28 @@ def test_what_is_pickled_has_no_part_of_a_session():
     assert torch.equal(again(x) + 1, module(x)) and seen == ["before", "after"]
     stack.close()
     assert torch.equal(again(x), module(x))
+
+
+@pytest.mark.parametrize("at_the_end", (False, True))
+@pytest.mark.parametrize("at_first", (False, True))
+def test_a_wrapped_forward_outlives_hooks_of_accelerate(at_first, at_the_end):
+    """An off-loaded pipeline takes them off and puts them on again after each of its calls."""
+    module, stack, x = torch.nn.Linear(2, 2), ExitStack(), torch.ones(1, 2)
+    plain = module(x)
+    if at_first:
+        add_hook_to_module(module, ModelHook())
+    wrap_forward(stack, module, functools.partial(lambda held, original, x: original(x) + 1, threading.RLock()))
+    for _ in range(2):
+        assert torch.equal(module(x), plain + 1) and torch.equal(copy.deepcopy(module)(x), plain)
+        remove_hook_from_module(module)
+        assert torch.equal(module(x), plain + 1)
+        add_hook_to_module(module, ModelHook())
+    if not at_the_end:
+        remove_hook_from_module(module)
+    stack.close()
+    assert torch.equal(module(x), plain) and hasattr(module, "_hf_hook") == at_the_end
+    remove_hook_from_module(module)
+    assert vars(module).get("forward", module.forward).__func__ is torch.nn.Linear.forward
 
 
 def test_a_copy_made_while_attention_is_routed_is_plain():
@@ -458,7 +483,17 @@ def test_attention_gets_its_settings_and_what_comes_before_is_called_first():
     stack.close()
 
 
-# What mmaccel calls of transformers' own
+# What mmaccel calls of others' own
+
+
+def test_accelerate_keeps_a_forward_where_it_is_looked_for():
+    module, stack = torch.nn.Linear(2, 2), ExitStack()
+    add_hook_to_module(module, ModelHook())
+    below = vars(module)[private.BELOW_HOOK]
+    wrap_forward(stack, module, lambda original, x: original(x))
+    assert vars(module)[private.BELOW_HOOK].original is below
+    stack.close()
+    assert vars(module)[private.BELOW_HOOK] is below and vars(module)["forward"] is not below
 
 
 def test_an_attention_function_has_a_mask_and_goes_from_both_tables():

@@ -11,7 +11,16 @@ from mmaccel.stepping.ratios import growth, stretched
 from mmaccel.stepping.replay import Replay
 from mmaccel.stepping.reuse import BranchState
 from mmaccel.stepping.schedule import Schedule
-from mmaccel.stepping.tensors import count_bytes, map_tensors, mean_change, mean_size, plus, relative_change, tensors
+from mmaccel.stepping.tensors import (
+    count_bytes,
+    map_tensors,
+    mean_change,
+    mean_size,
+    plus,
+    predicted,
+    relative_change,
+    tensors,
+)
 
 ONE, TWO = torch.tensor([1.0, 3.0]), torch.tensor([5.0])
 
@@ -72,6 +81,25 @@ def test_an_output_with_tokens_of_the_text_too_is_reused_as_it_is():
         run.branch, given = 0, torch.full((1, 3, 2), 1.0 + run.step)
         output, done = cache.answer([given], lambda given=given: torch.cat([0 * given[:, :1], 2 * given], 1))
     assert done == 0 and output[0, :, 0].tolist() == [0.0, 4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize("output", (tuple, lambda given: OrderedDict(zip(("sample", "kv_cache"), given, strict=True))))
+def test_keys_and_values_that_a_model_hands_back_are_not_measured(output):
+    """As of pipelines that draw in blocks: beside them the change of any prediction would be small."""
+
+    def decided(*handed):
+        run = SamplerRun(12, [0.0] * 13)
+        cache, found = EasyReuse(run, threshold=0.2, warmup=2), []
+        for run.step in range(12):
+            run.branch, given = 0, 1.1**run.step * ONE
+            found.append(cache.answer([given], lambda given=given: output((given**2, *handed)) if handed else given**2))
+        return [share for _, share in found], found[-1][0], cache.state
+
+    kept = {0: {"key": torch.full((9999,), 1e6)}}
+    (shares, _, _), (same, last, state) = decided(), decided(kept)
+    assert same == shares and 2 < sum(shares) < 12
+    assert list(last)[1] is kept if output is tuple else last["kv_cache"] is kept
+    assert sum(x.numel() for x in predicted(list(vars(state).values()))) == 4 * len(ONE)
 
 
 def test_what_a_caller_overwrites_is_remembered_as_it_was():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 
 import mmaccel
 from mmaccel.errors import ActiveSessionError, SettingError, UnsupportedTargetError
@@ -203,6 +204,20 @@ def test_the_baseline_is_one_plain_run(wan):
         assert 0 < fast.report.baseline_seconds < (time.perf_counter() - began) / 2
 
 
+def test_no_call_is_compared_with_the_plain_run_of_another(wan):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
+        fast(**call)
+        assert fast.report.speedup is not None
+        fast(**{**call, "num_inference_steps": 12})
+        assert fast.report.speedup is fast.report.baseline_seconds is None
+        with fast.baseline() as plain:
+            plain(**call)
+        for _ in range(2):
+            fast(**call)
+            assert fast.report.speedup is not None, "which its user chose"
+
+
 def test_generators_and_the_global_state_are_left_as_one_run_leaves_them(wan):
     pipe, call = wan
     call = {name: value for name, value in call.items() if name != "latents"}
@@ -235,6 +250,8 @@ def test_outputs_of_every_kind_are_compared():
 
     picture = Image.new("RGB", (4, 4), (255, 0, 0))
     assert as_tensor(([[picture, picture]],)).sum() == 2 * 16
+    heard = LTX2PipelineOutput(frames=[[picture]], audio=torch.empty(9, device="meta"))
+    assert torch.equal(as_tensor(heard), as_tensor([picture])), "sound is not compared, wherever it is"
     found = as_tensor({"one": np.array([[1, 2]]), "two": (torch.tensor([3.0]).half(), None), "three": [picture]})
     assert found.dtype == torch.float32 and found.tolist() == [1, 2, 3, *[1, 0, 0] * 16]
     assert tensor_psnr(torch.zeros(4), torch.full((4,), 0.1)) == pytest.approx(20.0)

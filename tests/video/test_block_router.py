@@ -1,6 +1,7 @@
 """Blocks that a small model drafts: those kept, those redrawn, and what is refused."""
 
 import copy
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from diffusers import AutoencoderKLWan, FlowMapEulerDiscreteScheduler
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.patching import override
 from mmaccel.testing.untrained import untrained
 from mmaccel.video.examples import block_pipeline, wan_pipeline
 
@@ -145,3 +147,28 @@ def test_methods_of_other_pipelines_work_on_blocks_too(made):
     with mmaccel.accelerate(pipe, video.EasyCache(threshold=1e6, warmup=1)) as fast:
         fast(**call | {"num_inference_steps": 6})
         assert fast.report.forwards < fast.report.plain_forwards == 18
+
+
+@pytest.mark.parametrize(
+    "method", (*(video.EasyCache(x, warmup=2) for x in (0.02, 0.1, 0.5)), video.HeterogeneousSteps())
+)
+def test_keys_and_values_are_neither_measured_nor_counted(made, method):
+    """They are the pipeline's own, and the transformer hands them back with each prediction."""
+    pipe, call = made[0], {key: value for key, value in made[1].items() if key not in ("draft", "score")}
+    plain = pipe.transformer.forward
+
+    def without(*args, **kwargs):
+        output, kept = plain(*args, **kwargs)
+        return output, kept if kwargs["kv_cache_flag"]["is_cache_step"] else {}
+
+    def report():
+        with mmaccel.accelerate(pipe, method) as fast:
+            fast(**call | {"num_inference_steps": 12})
+            return fast.report
+
+    with ExitStack() as stack:
+        override(stack, pipe.transformer, "forward", without)
+        expected = report()
+    found = report()
+    assert found.details["computed"] == expected.details["computed"] and 0 < found.forwards < found.plain_forwards
+    assert found.peak_extra_bytes == expected.peak_extra_bytes > 0

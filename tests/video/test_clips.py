@@ -12,10 +12,12 @@ from diffusers import AudioPipelineOutput, DiffusionPipeline
 from PIL import Image
 
 import mmaccel
-from mmaccel.adapter import find_adapter
+from mmaccel.adapter import Adapter, find_adapter
 from mmaccel.comparison.trial import Workload
 from mmaccel.errors import MemoryLimitError, MissingExtraError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files import clips
+from mmaccel.plan import Plan
+from mmaccel.session import Session
 from mmaccel.stepping.layout import LatentLayout
 from mmaccel.video import (
     BlockRouter,
@@ -313,6 +315,19 @@ def test_what_a_pipeline_refuses_is_said_and_our_own_errors_stay():
         trial.run(refuses, 0)
     with pytest.raises(PromptError, match="near words"):
         trial.run(ours, 0)
+
+
+@pytest.mark.parametrize("audio", (None, torch.zeros(4)))
+def test_sound_that_a_clip_is_without_is_told(audio):
+    class Sounding(Adapter):
+        call_is_run = True
+
+    def pipe(*_, **__):
+        return SimpleNamespace(frames=[clip(2)], audio=audio)
+
+    with Session(Plan((), family="sounding"), Sounding(pipe)) as fast:
+        assert len(generation.film(fast, "a drum", generation.VideoSettings()).frames) == 2
+        assert fast.report.warnings == [generation.SILENT] * (audio is not None)
 
 
 @pytest.mark.parametrize("name", ("steps", "frames", "height", "width"))

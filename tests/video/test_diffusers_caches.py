@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 import re
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import diffusion_loop as loop
 import pytest
 import torch
 from diffusers import hooks
+from diffusers.configuration_utils import FrozenDict
 
 import mmaccel
 from mmaccel import video
@@ -17,10 +19,9 @@ from mmaccel.errors import ConflictError, UnsupportedTargetError
 from mmaccel.stepping.run import SamplerRun
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples, private
-from mmaccel.video.caches.diffusers_cache import HookStepper
-from mmaccel.video.samplers import levels_of
+from mmaccel.video.samplers import levels_of, timestep_of
 
-WAN = "WanTransformer3DModel"
+WAN, FLUX = "WanTransformer3DModel", "FluxTransformer2DModel"
 METHODS = (
     video.FirstBlockCache(threshold=1e6),
     video.TaylorSeer(interval=3, warmup=2),
@@ -228,9 +229,16 @@ def test_mag_cache_adds_up_to_its_threshold_and_its_most_skips(settings, compute
         assert [k for k, done in enumerate(fast.report.details["computed"][::2]) if done == 1] == computed
 
 
-def test_mag_cache_stretches_its_ratios():
+def test_mag_cache_stretches_its_ratios(monkeypatch):
+    pipe, place = loop.pipeline(WAN)[0], "mag_cache.apply_mag_cache"
     method = video.MagCache(ratios=(1.0, 1.1, 1.2))
-    assert method.stretched(5) == [1.0, 1.0, 1.1, 1.2, 1.2] and method.stretched(1) == [1.0]
+    for run, ratios in (
+        (SamplerRun(5, []), [1.0, 1.0, 1.1, 1.2, 1.2]),
+        (SamplerRun(5, [], step=2), [1.1, 1.2, 1.2]),
+        (SamplerRun(1, []), [1.0]),
+    ):
+        config = given_to(monkeypatch, place, method, pipe, run=run)
+        assert torch.as_tensor(config.mag_ratios).tolist() == pytest.approx([*ratios, 1.0])
 
 
 def test_taylor_seer_of_diffusers_finds_no_attention_in_wan():
@@ -279,9 +287,39 @@ def test_timesteps_of_a_sampler_that_counts_from_0_to_1_are_those_of_its_levels(
     """MiniMax-H3's, in which 1 is clean."""
     scheduler = diffusers.MiniMaxH3Scheduler()
     scheduler.set_timesteps(5)
-    session = SimpleNamespace(target=SimpleNamespace(scheduler=scheduler))
-    stepper = SimpleNamespace(run=SamplerRun(4, levels_of(scheduler), step=1), session=session)
-    assert HookStepper.timestep.fget(stepper) == pytest.approx(1000 * float(scheduler.sigmas[1]))
+    run = SamplerRun(4, levels_of(scheduler), step=1)
+    assert timestep_of(scheduler, run) == pytest.approx(1000 * float(scheduler.sigmas[1]))
+
+
+def stable_audio(steps):
+    """Its sampler, as far as levels go; diffusers has it where torchsde is installed."""
+    sigmas = torch.cat([torch.logspace(math.log10(500), math.log10(0.3), steps), torch.zeros(1)])
+    config = FrozenDict(num_train_timesteps=1000, prediction_type="v_prediction")
+    return SimpleNamespace(config=config, sigmas=sigmas, timesteps=sigmas[:-1].atan() / math.pi * 2)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    (
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=3),
+        diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
+        diffusers.DDIMScheduler(),
+        diffusers.EDMEulerScheduler(),
+        diffusers.EulerDiscreteScheduler(timestep_type="continuous", prediction_type="v_prediction"),
+        stable_audio(30),
+    ),
+)
+def test_ranges_of_timesteps_are_those_of_falling_noise_whatever_a_sampler_counts(sampler):
+    """In Mochi it counts up, and where time is a function of the noise it does not count at all."""
+    if hasattr(sampler, "set_timesteps"):
+        sampler.set_timesteps(30)
+    run, times = SamplerRun(30, levels_of(sampler)), []
+    for run.step in range(30):
+        times.append(timestep_of(sampler, run))
+    assert times == sorted(times, reverse=True) and times[0] > 930 and 0 <= times[-1] < 300
+    assert min(times[:9]) > video.FasterCache().timesteps[1], "the first third is computed"
+    low, high = video.PyramidAttentionBroadcast().timesteps
+    assert any(low < time < high for time in times)
 
 
 def test_the_private_names_are_there():
@@ -446,7 +484,7 @@ def given_to(monkeypatch, place, method, pipe, **stepper):
     """The configuration with which diffusers puts a cache on the pipeline's transformer."""
     found = []
     monkeypatch.setattr(f"diffusers.hooks.{place}", lambda denoiser, config: found.append(config))
-    session = SimpleNamespace(target=pipe)
+    session = SimpleNamespace(target=pipe, memory={})
     method.put_on(pipe.transformer, SimpleNamespace(session=session, **stepper))
     return found[0]
 
@@ -481,11 +519,31 @@ def test_faster_cache_gets_all_settings(monkeypatch):
     assert first.current_timestep_callback() > 1e6, "outside of any range"
 
 
-def test_forecasts_are_kept_in_the_precision_of_the_model(monkeypatch):
-    pipe, _, _ = loop.pipeline(WAN)
-    pipe.transformer.to(torch.bfloat16)
+def halved(transformer):
+    """As Wan is loaded in half precision, which is not for all of it."""
+    transformer.to(torch.bfloat16)
+    transformer.scale_shift_table.data = transformer.scale_shift_table.data.float()
+    return torch.bfloat16
+
+
+def cast(transformer):
+    transformer.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)
+    return torch.float32
+
+
+def packed(transformer):
+    """As weights of four bits are, two in a byte."""
+    first = transformer.time_text_embed.timestep_embedder.linear_1
+    first.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.uint8), requires_grad=False)
+    return torch.float32
+
+
+@pytest.mark.parametrize(("family", "load"), ((WAN, halved), (FLUX, cast), (FLUX, packed)))
+def test_forecasts_are_kept_in_the_precision_in_which_the_model_computes(family, load, monkeypatch):
+    pipe, _, _ = loop.pipeline(family)
+    computed = load(pipe.transformer)
     config = given_to(monkeypatch, "taylorseer_cache.apply_taylorseer_cache", video.TaylorSeer(4, 2), pipe)
-    assert config.taylor_factors_dtype == next(pipe.transformer.parameters()).dtype == torch.bfloat16
+    assert config.taylor_factors_dtype == computed != next(pipe.transformer.parameters()).dtype
     assert (config.cache_interval, config.max_order, config.disable_cache_before_step) == (4, 2, 3)
 
 

@@ -1,6 +1,7 @@
 """Following the steps of a pipeline: several runs in one call, and what cannot be followed is said or refused."""
 
 import threading
+from types import SimpleNamespace
 
 import diffusers
 import diffusion_loop as loop
@@ -193,6 +194,8 @@ def test_levels_are_those_of_the_sampler():
     for scheduler in (diffusers.DDIMScheduler(), diffusers.EulerDiscreteScheduler()):  # no flow: shares of time
         scheduler.set_timesteps(4)
         assert levels_of(scheduler) == [*(float(t) / 1000 for t in scheduler.timesteps), 0.0]
+    audio = SimpleNamespace(config=scheduler.config, timesteps=torch.tensor([0.9999, 0.9998, 0.4]))
+    assert levels_of(audio) == [*audio.timesteps.tolist(), 0.0], "which are shares already"
 
 
 def test_the_last_timestep_of_ltxs_ancestral_sampler_is_no_step():
@@ -344,6 +347,21 @@ def test_a_pipeline_that_steps_another_scheduler_is_said():
             assert torch.equal(fast(start, call, 12), plain)
             assert any("does not step pipe.scheduler" in text for text in fast.report.warnings)
             assert fast.report.plain_forwards == 8, "nothing is kept for ever more branches of one step"
+
+
+def test_a_step_of_more_passes_than_are_followed_is_said():
+    """As over the tiles of a long clip."""
+
+    class Tiled(loop.Loop):
+        def _rows(self, state, t, call, branches):
+            return [sum(self._pass(state, t, call(1))[0] for _ in range(9)) / 9]
+
+    made, start, call = loop.pipeline("WanTransformer3DModel")
+    pipe = Tiled(made.transformer, made.scheduler)
+    plain = pipe(start, call)
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        assert torch.equal(fast(start, call), plain)
+        assert any("Tiled makes more than 8 passes in a step" in text for text in fast.report.warnings)
 
 
 def without_encoders(cls, transformer, scheduler=None):

@@ -6,6 +6,7 @@ import itertools
 import diffusion_loop as loop
 import pytest
 import torch
+from accelerate import cpu_offload
 from diffusers import (
     CogVideoXDPMScheduler,
     DDIMScheduler,
@@ -446,6 +447,8 @@ def refuse(needed, device, what):
 def test_memory_is_asked_for_where_keys_and_values_are_kept(wan, monkeypatch, kv):
     pipe, call = wan
     asked = []
+    cpu_offload(pipe.transformer, execution_device=torch.device("cpu"))
+    assert next(pipe.transformer.parameters()).is_meta, "where it waits"
     monkeypatch.setattr(module, "require_memory", lambda *given: asked.append(given))
     method = HeterogeneousSteps(0.6, interval=4, fraction=0.2, kv=kv)
     with mmaccel.accelerate(pipe, method) as fast:
@@ -453,7 +456,7 @@ def test_memory_is_asked_for_where_keys_and_values_are_kept(wan, monkeypatch, kv
         needed, devices, whats = zip(*asked, strict=True)
         assert sum(needed) == fast.report.details["estimated_bytes"] and len(needed) == 2, "one for each branch"
     assert set(whats) == {str(method)}
-    assert set(devices) == {"cpu" if kv == "cpu" else next(pipe.transformer.parameters()).device}
+    assert set(devices) == {"cpu" if kv == "cpu" else call["latents"].device}
 
 
 @pytest.mark.parametrize("settings", ({}, {"fraction": 0.2}), ids=str)

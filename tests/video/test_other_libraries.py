@@ -14,6 +14,7 @@ from mmaccel.video import examples
 STEPS_ONLY = (video.HeterogeneousSteps(0.5), video.EasyCache(1e6, warmup=3))
 BLOCKS = (video.BlockCache(1e6, warmup=3), video.TeaCache(1e6, warmup=3))
 TOKENS = (video.HeterogeneousSteps(0.6, interval=4, fraction=0.2), video.TokenCache(0.5))
+SPARSE = video.SparseAttention(budget=0.5, min_length=1, always=True)
 
 
 @pytest.fixture
@@ -111,9 +112,26 @@ def test_lora_before_or_after(wan, method):
     assert torch.equal(pipe(**call)[0], plain)
 
 
+@pytest.mark.parametrize("late", (False, True))
+@pytest.mark.parametrize("method", (*STEPS_ONLY, *BLOCKS, *TOKENS, SPARSE), ids=str)
+def test_every_call_of_an_off_loaded_pipeline_is_fast(wan, method, late):
+    """After each the pipeline takes its hooks off, and puts them on again."""
+    pipe, call = wan
+    plain, (expected, report) = pipe(**call)[0], fast_run(pipe, call, method)
+    if not late:
+        pipe.enable_model_cpu_offload(device="cpu")
+    with mmaccel.accelerate(pipe, method) as fast:
+        if late:
+            pipe.enable_model_cpu_offload(device="cpu")
+        for _ in range(2):
+            assert torch.equal(fast(**call)[0], expected) and fast.report.engaged
+            assert fast.report.forwards == report.forwards and fast.report.warnings == report.warnings
+    assert torch.equal(pipe(**call)[0], plain)
+    assert torch.equal(fast_run(pipe, call, method)[0], expected), "and so is another session"
+
+
 @pytest.mark.parametrize("method", (STEPS_ONLY[1], BLOCKS[0], *TOKENS), ids=str)
 def test_offloading_before_or_after(wan, method):
-    """The hook of `enable_model_cpu_offload`, which itself asks for an accelerator."""
     pipe, call = wan
     plain, (expected, _) = pipe(**call)[0], fast_run(pipe, call, method)
     hook = CpuOffload(execution_device=torch.device("cpu"))

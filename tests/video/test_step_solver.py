@@ -1,9 +1,10 @@
 """Steps solved from plain runs, and what all calibrations have in common."""
 
+import weakref
+
 import diffusion_loop as loop
 import numpy as np
 import pytest
-import torch
 
 import mmaccel
 from mmaccel import video
@@ -12,7 +13,7 @@ from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import HeterogeneousSteps, calibrate_steps, examples
 from mmaccel.video.blocks import share_solver
 from mmaccel.video.heterogeneous import step_solver
-from mmaccel.video.heterogeneous.step_solver import record_velocities
+from mmaccel.video.heterogeneous.step_solver import record_products
 
 PROMPTS = ("a fox", "three hens")
 
@@ -25,9 +26,18 @@ class Prompted(loop.Loop):
         return super().__call__([loop.noise(1, 4, 2, 8, 8, seed=len(prompt))], call, **more)
 
 
-def prompted():
+class OffLoaded(Prompted):
+    model_cpu_offload_seq = "transformer"
+
+    def __call__(self, *args, **kwargs):
+        result = super().__call__(*args, **kwargs)
+        self.maybe_free_model_hooks()  # as the calls of diffusers' pipelines end
+        return result
+
+
+def prompted(kind=Prompted):
     made, _, call = loop.pipeline("WanTransformer3DModel")
-    return Prompted(made.transformer, made.scheduler), call
+    return kind(made.transformer, made.scheduler), call
 
 
 @pytest.mark.parametrize(
@@ -53,9 +63,9 @@ def test_steps_are_solved_for_all_prompts(monkeypatch):
     method = calibrate_steps(pipe, PROMPTS, 0.5, call=call)
     assert method == HeterogeneousSteps(0.5, steps=(0, 5))
     assert pipe.asked == [(prompt, "latent") for prompt in PROMPTS], "nothing is decoded"
-    runs = record_velocities(pipe, PROMPTS, {"call": call, "output_type": "pt"})
+    runs = record_products(pipe, PROMPTS, {"call": call, "output_type": "pt"})
     assert pipe.asked[2:] == [(prompt, "pt") for prompt in PROMPTS], "unless it is asked for"
-    one, two = ((velocities @ velocities.T).double().numpy() for velocities, *_ in runs)
+    one, two = (products for products, *_ in runs)
     ((products, levels, count),) = taken
     assert np.allclose(products, one + two) and not np.allclose(one, two)
     assert levels == runs[0][1] and count == 3
@@ -65,8 +75,8 @@ def test_prompts_come_before_one_among_the_arguments():
     """In their order; without any it is the one, in a single run."""
     pipe, call = prompted()
     more = {"call": call, "prompt": "a single one", "steps": 2}
-    assert len(record_velocities(pipe, PROMPTS, more)) == 2
-    assert len(record_velocities(pipe, [], more)) == len(record_velocities(pipe, None, more)) == 1
+    assert len(record_products(pipe, PROMPTS, more)) == 2
+    assert len(record_products(pipe, [], more)) == len(record_products(pipe, None, more)) == 1
     assert [prompt for prompt, _ in pipe.asked] == [*PROMPTS, "a single one", "a single one"]
 
 
@@ -83,6 +93,13 @@ def test_ratios_are_the_mean_of_all_prompts():
     pipe, call = prompted()
     one, two, both = (video.calibrate_mag_cache(pipe, p, call=call).ratios for p in (PROMPTS[:1], PROMPTS[1:], PROMPTS))
     assert one != two and both == pytest.approx([(a + b) / 2 for a, b in zip(one, two, strict=True)])
+
+
+def test_all_prompts_of_an_off_loaded_pipeline_are_measured():
+    (pipe, call), calibrate = prompted(OffLoaded), video.calibrate_mag_cache
+    expected = calibrate(pipe, PROMPTS, call=call)
+    pipe.enable_model_cpu_offload(device="cpu")
+    assert calibrate(pipe, PROMPTS, call=call) == expected != calibrate(pipe, PROMPTS[:1], call=call)
 
 
 def test_shares_are_solved_for_all_prompts_and_all_settings_are_kept(monkeypatch):
@@ -136,7 +153,7 @@ def test_calibrated_steps_run_and_leave_no_trace():
 def test_steps_of_a_run_that_starts_further_down_are_solved_among_those_it_makes():
     pipe, call = prompted()
     later = {"prompt": PROMPTS[0], "call": call, "steps": 12, "first": 6}
-    _, levels, first = record_velocities(pipe, None, later)[0]
+    _, levels, first = record_products(pipe, None, later)[0]
     assert first == 6 and levels == pipe.scheduler.sigmas[6:].tolist()
     method = calibrate_steps(pipe, budget=0.5, **later)
     assert len(method.steps) == 3 and method.steps[0] == 6 and method.steps[-1] == 11
@@ -148,10 +165,33 @@ def test_steps_of_a_run_that_starts_further_down_are_solved_among_those_it_makes
 
 def test_velocities_are_those_after_guidance():
     pipe, arguments = examples.wan_pipeline()
-    velocities, levels, _ = record_velocities(pipe, None, arguments(1, steps=6))[0]
-    assert velocities.shape[0] == 6 and len(levels) == 7 and levels[-1] == 0
-    other, *_ = record_velocities(pipe, None, arguments(1, steps=6, guidance_scale=1.0))[0]
-    assert not torch.allclose(velocities[0], other[0])
+    products, levels, _ = record_products(pipe, None, arguments(1, steps=6))[0]
+    assert products.shape == (6, 6) and len(levels) == 7 and levels[-1] == 0
+    other, *_ = record_products(pipe, None, arguments(1, steps=6, guidance_scale=1.0))[0]
+    assert not np.allclose(products[0], other[0])
+
+
+def test_velocities_of_one_prompt_at_a_time_are_kept(monkeypatch):
+    pipe, call = prompted()
+    multiply, seen, alive = step_solver._products, [], []
+
+    def noted(velocities):
+        alive.append(sum(velocity() is not None for velocity in seen))
+        seen.extend(map(weakref.ref, velocities))
+        return multiply(velocities)
+
+    monkeypatch.setattr(step_solver, "_products", noted)
+    record_products(pipe, PROMPTS, {"call": call})
+    assert len(seen) == 2 * loop.STEPS and alive == [0, 0]
+
+
+def test_a_budget_of_less_than_two_steps_says_which_is_enough():
+    pipe, call = prompted()
+    with pytest.raises(
+        SettingError, match=r"budget=0\.2 of 6 steps is 1, and at least 2 are computed: try budget=0\.33"
+    ):
+        calibrate_steps(pipe, PROMPTS[:1], 0.2, call=call)
+    assert len(calibrate_steps(pipe, PROMPTS[:1], 0.33, call=call).steps) == 2
 
 
 def test_steps_are_checked():

@@ -23,12 +23,12 @@ from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import family_of
 from ..private import Hooks, check_no_cache, forget_registry, has_registry, knows_blocks
+from ..samplers import timestep_of
 from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
 
 UNREGISTERED = "diffusers does not list its blocks"
 UNFOUND = "diffusers finds no attention in its blocks"
-TRAINED = 1000  # timesteps for which ranges of them are given
 
 
 class DiffusersCache(StepCache):
@@ -101,12 +101,8 @@ class HookStepper(CacheStepper):
 
     @property
     def timestep(self) -> float:
-        """The sampler's timestep; by the noise level where frames have samplers of their own, or it is no count."""
-        run, scheduler = self.run, self.session.target.scheduler
-        trained = scheduler.config.get("num_train_timesteps")
-        if run.frames or trained is None:
-            return float(run.levels[run.step] * (trained or TRAINED))
-        return float(scheduler.timesteps[run.step])
+        """That of this step, for ranges of them."""
+        return timestep_of(self.session.target.scheduler, self.run)
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         self.watch(denoiser)

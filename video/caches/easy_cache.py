@@ -11,6 +11,7 @@ from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.stepping.easy_reuse import EasyReuse
 from mmaccel.stepping.run import SamplerRun
+from mmaccel.stepping.tensors import predicted
 
 from ..families.adapter import WHOLE_STEPS, PipelineSession
 from ..families.families import latents_of
@@ -79,3 +80,6 @@ class _Stepper(CacheStepper):
         # what predicts noise changes less than what it adds to its input: 12 dB at the same work
         adds, latents = is_flow(self.session.target.scheduler), latents_of(denoiser, args, kwargs)
         return self.cache.answer(latents, lambda: forward(*args, **kwargs), adds)
+
+    def held(self) -> list[Any]:
+        return [predicted(list(vars(state).values())) for state in super().held()]

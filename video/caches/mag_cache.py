@@ -54,8 +54,8 @@ class MagCache(DiffusersCache):
 
     Examples
     --------
-    >>> MagCache(ratios=(1.0, 1.02, 0.98, 0.9)).stretched(2)
-    [1.0, 0.9]
+    >>> str(MagCache(threshold=0.12, max_skips=2))
+    'video.MagCache(threshold=0.12, max_skips=2)'
     """
 
     paper = "MagCache: Fast Video Generation with Magnitude-Aware Cache, 2025"
@@ -86,10 +86,6 @@ class MagCache(DiffusersCache):
         self._check_list("ratios", "None or at least two numbers of at least 0", lambda r: is_number(r, 0), least=2)
         self._require(is_count(self.max_skips), "max_skips", "an integer of at least 1")
 
-    def stretched(self, steps: int, ratios: Sequence[float] | None = None) -> list[float]:
-        """The ratios for a run of this many steps, each from the nearest step of the calibration."""
-        return stretched(ratios or self.ratios or (1.0,), steps)
-
     def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         known = self.exact or self.ratios is not None or self.name in session.memory
         return super().stepper(session, run) if known else Recorder(session, run, self)
@@ -98,7 +94,8 @@ class MagCache(DiffusersCache):
         from diffusers.hooks.mag_cache import MagCacheConfig, apply_mag_cache
 
         run = stepper.run
-        ratios = self.stretched(run.steps, stepper.session.memory.get(self.name))[run.step :] + [1.0]
+        known = stepper.session.memory.get(self.name) or self.ratios or (1.0,)
+        ratios = stretched(known, run.steps)[run.step :] + [1.0]
         config = MagCacheConfig(
             threshold=self.threshold,
             max_skip_steps=self.max_skips,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -91,11 +91,12 @@ class TaylorSeer(DiffusersCache):
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig, apply_taylorseer_cache
 
+        precision: Any = denoiser.dtype  # in which it computes: parameters may be kept in bytes, or in float32
         config = TaylorSeerCacheConfig(
             cache_interval=self.interval,
             disable_cache_before_step=self.lead,
             max_order=self.order,
-            taylor_factors_dtype=next(denoiser.parameters()).dtype,
+            taylor_factors_dtype=precision,
             cache_identifiers=[self._places(denoiser)],
         )
         apply_taylorseer_cache(denoiser, config)

@@ -16,7 +16,7 @@ from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.stepping.reuse import StepReuse
 from mmaccel.stepping.run import SamplerRun
-from mmaccel.stepping.tensors import relative_change, tensors
+from mmaccel.stepping.tensors import predicted, relative_change, tensors
 
 from ..blocks.reuse import BlockStepper, Reuse, Streams, check_families
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
@@ -140,7 +140,7 @@ class _Recorder(_Stepper):
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         output, done = super().answer(denoiser, forward, args, kwargs)
         if self.cache.leads:
-            outputs = [x.clone() for x in tensors(output)]
+            outputs = [x.clone() for x in predicted(output)]
             if self.last_outputs is not None and self.change < float("inf"):
                 changes = self.session.memory.setdefault("changes", [])
                 changes.append((self.change, relative_change(outputs, self.last_outputs)))

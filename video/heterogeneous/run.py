@@ -14,7 +14,7 @@ from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.stepping.allocation import TARGETS, StepAllocation
 from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, groups, refresh
-from mmaccel.stepping.tensors import count_bytes
+from mmaccel.stepping.tensors import count_bytes, predicted
 
 from ..families.adapter import PipelineSession, token_grid
 from ..families.context_parallel import agreed
@@ -200,15 +200,15 @@ class HeterogeneousRun(Stepper):
     def _reserve(self, part: PartialForward | None, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Refuse a run whose keys and values do not fit, when it begins."""
         if part is not None and self.run.branch not in self.outputs:
-            needed = part.estimate_bytes(denoiser, args, kwargs) + self._latents_bytes(denoiser, args, kwargs)
-            device = "cpu" if self.method.kv == "cpu" else next(denoiser.parameters()).device
-            require_memory(needed, device, str(self.method))
+            latents = bound(denoiser, args, kwargs).arguments["hidden_states"]
+            needed = part.estimate_bytes(denoiser, args, kwargs) + self._latents_bytes(latents)
+            # parameters of an off-loaded transformer wait elsewhere
+            require_memory(needed, "cpu" if self.method.kv == "cpu" else latents.device, str(self.method))
             details = self.report.details
             details["estimated_bytes"] = details.get("estimated_bytes", 0) + needed
 
-    def _latents_bytes(self, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> int:
+    def _latents_bytes(self, latents: torch.Tensor) -> int:
         """The branch's output; the first also has velocities, slopes, bends and steps to make again."""
-        latents = bound(denoiser, args, kwargs).arguments["hidden_states"]
         again = 0 if self.allocation.replay is None else self.allocation.schedule.longest_gap + 4
         return int(latents.numel() * latents.element_size() * (4 + again if self.run.branch == 0 else 1))
 
@@ -249,7 +249,8 @@ class HeterogeneousRun(Stepper):
         self.trace.add(active, len(allocation.velocities.level))
         self.report.details.setdefault("steps", []).append(self.trace.shares()[-1])
         kept = sum(part.cache.nbytes() for part in self.parts.values())
-        kept += sum(allocation.nbytes() for allocation in self.allocations) + count_bytes(*self.outputs.values())
+        kept += sum(allocation.nbytes() for allocation in self.allocations)
+        kept += count_bytes(*(predicted(output) for output in self.outputs.values()))
         self.report.peak_extra_bytes = max(self.report.peak_extra_bytes, kept)
 
     def finish(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmaccel.errors import SettingError
 from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.solver import Array, best_steps
 
@@ -46,10 +47,15 @@ def calibrate_steps(
     >>> fast = mmaccel.accelerate(pipe, method)  # doctest: +SKIP
     """
     refuse_frame_samplers(pipe, "calibrate_steps")
-    runs = record_velocities(pipe, prompts, call)
-    products: Array = np.sum([(velocities @ velocities.T).double().numpy() for velocities, *_ in runs], axis=0)
+    runs = record_products(pipe, prompts, call)
+    products: Array = np.sum([one for one, *_ in runs], axis=0)
     _, levels, first = runs[0]
-    chosen = best_steps(products, levels, round(budget * len(products)))
+    steps, count = len(products), round(budget * len(products))
+    if count < 2 <= steps:
+        raise SettingError(
+            f"budget={budget:g} of {steps} steps is {count}, and at least 2 are computed: try budget={2 / steps:.2g}"
+        )
+    chosen = best_steps(products, levels, count)
     return HeterogeneousSteps(budget=budget, steps=tuple(first + step for step in chosen))
 
 
@@ -68,9 +74,18 @@ class _Recorder(Stepper):
         return make(output, sample)
 
 
-def record_velocities(
+def record_products(
     pipe: Any, prompts: Sequence[str] | None, call: dict[str, Any]
-) -> list[tuple[torch.Tensor, list[float], int]]:
-    """Guided velocities `[N, elements]` of each of some plain runs, their noise levels, and the first one's index."""
+) -> list[tuple[Array, list[float], int]]:
+    """Inner products `[N, N]` of the guided velocities of each of some plain runs, noise levels, and the first's index.
+
+    The velocities, of which there are as many as steps, are kept for one run at a time.
+    """
     runs = plain_runs(pipe, HeterogeneousSteps(), _Recorder, prompts, {"output_type": "latent", **call})
-    return [(torch.stack(memory["velocities"]), memory["levels"], memory["first"]) for memory in runs]
+    return [(_products(memory.pop("velocities")), memory["levels"], memory["first"]) for memory in runs]
+
+
+def _products(velocities: list[torch.Tensor]) -> Array:
+    rows = torch.stack(velocities)
+    products: Array = (rows @ rows.T).double().numpy()
+    return products
