@@ -263,7 +263,7 @@ class HeterogeneousRun(Stepper):
         if not all(bool(velocity.isfinite().all()) for velocity in velocities if velocity is not None):
             self.warn(
                 "velocities became NaN or infinite: see whether the pipeline alone does so too, and load it with"
-                " torch_dtype=torch.bfloat16 or float32"
+                " dtype=torch.bfloat16 or float32"
             )
         self.session.memory["trace"] = self.trace
 
