@@ -44,7 +44,7 @@ class Llada(nn.Module):
 @pytest.fixture
 def pipe():
     blocks = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
-    (code,) = [block.partition("\n\n\n")[0] for block in blocks if "class Placeless" in block]
+    (code,) = [block.partition("\n\n\nown =")[0] for block in blocks if "class Placeless" in block]
     names = {"torch": torch, "__name__": __name__}
     exec(code, names)
     return examples.pipeline(names["Placeless"](untrained(Llada, 0, examples.SCALE)))

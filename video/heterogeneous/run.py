@@ -123,8 +123,9 @@ class HeterogeneousRun(Stepper):
         steps = min(steps, self.longest)
         if self._is_short(steps):
             self.warn(
-                f"{steps} steps are too few to forecast any, so all are computed: video.SparseAttention() and"
-                " pipe.transformer.compile() save time within a step (warmup=1 forecasts all the same)"
+                f"{steps} steps are too few to forecast any, so all are computed: pipe.transformer.compile() saves time"
+                " within a step, and so does video.SparseAttention(budget=0.1) of long clips (warmup=1 forecasts all the"
+                " same)"
             )
             return
         if method.correct and self.allocation.replay is None:
