@@ -124,8 +124,7 @@ class HeterogeneousRun(Stepper):
         if self._is_short(steps):
             self.warn(
                 f"{steps} steps are too few to forecast any, so all are computed: pipe.transformer.compile() saves time"
-                " within a step, and so does video.SparseAttention(budget=0.1) of long clips (warmup=1 forecasts all the"
-                " same)"
+                " within a step, of long clips video.SparseAttention(budget=0.1) too (warmup=1 forecasts all the same)"
             )
             return
         if method.correct and self.allocation.replay is None:
