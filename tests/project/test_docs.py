@@ -1,5 +1,6 @@
 """The site says what the registry says, and builds without a warning."""
 
+import ast
 import re
 
 import included
@@ -76,6 +77,17 @@ def test_exact_says_in_which_precision():
     limited = [name for name, method in methods().items() if "in float32" in (method.__doc__ or "")]
     assert limited and "float32" in included.section("README.md", "What exact means here")
     assert "float32" in (DOCS / "faq.md").read_text(encoding="utf-8")
+
+
+def test_settings_in_the_readme_are_the_defaults():
+    table = included.section("README.md", "Methods")
+    signatures = re.findall(r"^\| `(\w+\.\w+\([^`]*\))`", table, re.MULTILINE)
+    calls = [ast.parse(text, mode="eval").body for text in signatures]
+    found = {ast.unparse(call.func): call.keywords for call in calls if ast.unparse(call.func) in methods()}
+    assert len(found) > 15
+    for name, keywords in found.items():
+        for keyword in keywords:
+            assert getattr(methods()[name](), keyword.arg) == ast.literal_eval(keyword.value), f"{name}: {keyword.arg}"
 
 
 def test_unets_are_not_promised_a_preset():
