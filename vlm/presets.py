@@ -12,7 +12,10 @@ from .pruning.vidcom2 import VidCom2
 
 MEASURED = {"model": "tiny-onevision", "table": "brief"}  # where no frame can be left out
 LONG = {"model": "SmolLM2-135M-Instruct, prompts of 8000 tokens"}
-FRAMES = "of clips that change slowly, reading fewer frames is faster still"
+FRAMES = (
+    "of clips that change slowly, reading fewer frames is faster still; measured on clips alone: of a single picture,"
+    " most of all of one with text, keep more, or take vlm.FusedDraft(), which leaves nothing out"
+)
 
 _BALANCED = Preset((VidCom2(keep=0.15),), "vlm", MEASURED, FRAMES)
 # On LLaVA's towers, where merged frames were measured; elsewhere only the language model gets less.
@@ -33,20 +36,24 @@ PRESETS["decoder"] = {
         (SparsePrefill(),),
         "language",
         LONG,
-        "short prompts gain little or nothing",
+        f"to the end of a short answer; prompts of fewer than {SparsePrefill().min_keys:,} tokens gain nothing, and"
+        " 'exact' is for those",
     ),
 }
 
-PRESETS["page_reader"] = PRESETS["decoder"]  # a page of which tokens are left out is misread
+PRESETS["page_reader"] = PRESETS["decoder"]
 
 _EXACT = "what leaves out visual tokens is not exact; vlm.FusedDraft() is, and pays in answers of sentences or longer"
 _UNTRAINED = "no trained encoder of many views was here to measure quality on; vlm.FastVGGT() is what there is"
 _SMALL = "vlm.TCA is lossy, and was measured on a small CLIP only"
-_NONE = "nothing faster than 'balanced' was measured"
+_NONE = (
+    "vlm.PrefillDrop() beside vlm.SparsePrefill(), which is faster on long prompts and loses more, was measured apart"
+    " (docs/benchmarks/long/long_prompts.md)"
+)
 ABSENT: dict[str, dict[str, str]] = {
     **{family: {"exact": _EXACT} for family in sorted(VISUAL_FAMILIES - {"page_reader"})},
     "clip": {"exact": _SMALL, "balanced": _SMALL, "fast": _SMALL},
     "decoder": {"fast": _NONE},
-    "page_reader": {"fast": _NONE},
+    "page_reader": {"fast": "a page of which tokens are left out is misread"},
     "multi_view": dict.fromkeys(("exact", "balanced", "fast"), _UNTRAINED),
 }

@@ -25,9 +25,13 @@ class CreditDecoding(CommitRule):
     ----------
     threshold : float
         Chance, with credit, above which a token is committed. Default 0.9.
-    decay, power, weight : float
-        Default 0.65, 0.5 and 0.7. Of the two sets that are reported, the other has 0.8, 0.2 and 0.7; a `weight` of 0
-        gives no credit, and commits nothing beside what the pipeline commits.
+    decay : float
+        Share of the credit that is left after a step, from 0 to 1. Default 0.65; the other set of the paper has 0.8.
+    power : float
+        Of the chance that a step adds as credit, 0 or more: less counts small chances like large ones. Default 0.5;
+        the other set has 0.2.
+    weight : float
+        How much credit adds to a logit, 0 or more. Default 0.7; 0 commits nothing beside what the pipeline commits.
 
     Raises
     ------

@@ -22,8 +22,12 @@ class Prophet(CommitRule):
 
     Parameters
     ----------
-    first, middle, last : float
-        Mean gap of logits at which the rest is committed, in each third. Default 7.5, 5 and 2.5, of the authors' code.
+    first : float
+        Mean gap of logits at which the rest is committed, in the first third. Default 7.5, of the authors' code.
+    middle : float
+        The same in the second third. Default 5.
+    last : float
+        The same in the last third. Default 2.5.
 
     Raises
     ------

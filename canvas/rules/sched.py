@@ -23,9 +23,10 @@ class SchED(CommitRule):
 
     Parameters
     ----------
-    first, last : float
-        Mean gap of logits at the beginning and at the end of a block. Default 12 and 2.5: the former by trial on
-        tiny-canvas, where less loses lists, the latter that of `Prophet`.
+    first : float
+        Mean gap of logits at the beginning of a block. Default 12, by trial on tiny-canvas, where less loses lists.
+    last : float
+        The same at its end. Default 2.5, that of `Prophet`.
 
     Raises
     ------

@@ -12,8 +12,9 @@ WIDTH = "100"  # characters of a line, whatever the terminal of who builds the s
 
 INTRO = """# Command line
 
-Everything that the library does for a person is a command. They run on the shipped models at once; `--model` takes the
-hub id or the folder of a real checkpoint. A command that cannot do what was asked says why in one line and ends with
+They run on the shipped models at once. `--model` takes the hub id or the folder of a real checkpoint, but for `canvas`,
+whose models bring code of their own. Language models, CLIP, many views of a scene and speech that is made have no
+command that runs them: they are for Python. A command that cannot do what was asked says why in one line and ends with
 exit code 2.
 
 ```bash

@@ -8,7 +8,13 @@ from mmaccel.modality import modalities
 from mmaccel.registry import methods
 
 CORE = {"mmaccel": "The core"}
-SHARED = {"mmaccel.kernels": "Kernels", "mmaccel.zoo": "The shipped models"}
+SHARED = {
+    "mmaccel.decoding": "Drafts",
+    "mmaccel.decoding.custom_generate": "Drafts without a session",
+    "mmaccel.kernels": "Kernels",
+    "mmaccel.kernels.policies": "Policies of attention",
+    "mmaccel.zoo": "The shipped models",
+}
 
 
 def reference_pages() -> dict[str, str]:

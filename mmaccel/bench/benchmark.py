@@ -9,12 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from ..comparison.quality_plot import Axes, Series
-from ..comparison.results import called, place, where
+from ..comparison.results import called, place, seconds, where
 from .pages import page
 
 Row = dict[str, Any]
 Group = list[Row]
 Parts = Callable[[bool], Mapping[str, Callable[[], Iterable[Row]]]]
+
+
+def taken(row: Row) -> str:
+    """The time of a row, for rows that were measured together."""
+    time = seconds(row)[0]
+    if time is None:
+        return ""
+    if row.get("real_time_factor") is not None:
+        return f"{row['real_time_factor']:.2f} s a second of audio"
+    each = " a frame" if row.get("table") == "codec" else ""
+    return (f"{1000 * time:.3g} ms" if time < 0.1 else f"{time:.2f} s") + each
+
+
+def taken_share(row: Row) -> str:
+    """The share of the plain run's time beside it, for rows that were measured in different hours."""
+    return f"{row['wall_seconds'] / row['baseline_seconds']:.0%}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,8 @@ class Section:
         What is said below a table of its rows: who wins, and by how much.
     more
         What is said of all rows, below the tables.
+    time
+        What a row took.
     """
 
     groups: Callable[[Group], dict[str, Group]]
@@ -73,6 +91,7 @@ class Section:
     picture: Callable[[Group], tuple[list[Series], Axes]] | None = None
     said: Callable[[Group], str] = lambda rows: ""
     more: Callable[[Group], str] = lambda rows: ""
+    time: Callable[[Row], str] = taken
 
 
 @dataclass(frozen=True)

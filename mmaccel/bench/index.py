@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..comparison.results import load, seconds
+from ..comparison.results import load
 from ..errors import SettingError, WeightsError
 from ..files.output import replacing
 from . import pages
@@ -20,9 +20,9 @@ Results = list[tuple[Benchmark, dict[str, Any]]]
 INTRO = """# Benchmarks
 
 Made by `mmaccel bench index` from the JSON files beside this page; no figure is typed. Each section shows the rows that
-save time and that no other row of ours beats in both time and quality (3 % of time count as none), the simple
-alternative that anyone can have without a method, and where methods of other papers or packages stand beside ours, the
-best of them. All rows, also those that lost, are on the linked pages.
+save time and that no other row of ours beats in both time and quality (differences below 3 % in time are ignored), the
+simple alternative that anyone can have without a method, and where methods of other papers or packages stand beside
+ours, the best of them. All rows, also those that lost, are on the linked pages.
 
 *speed-up* is against the plain run of the same model in the same alternation. *exact* keeps the plain output, or its
 distribution. The plots have time to the left and quality upwards: the top left corner is where one wants to be.
@@ -144,17 +144,8 @@ def _line(section: Section, row: Row, role: str, plain_quality: float | None) ->
     if not quality and row["exact"]:
         quality = "that of plain"
         plain = "" if section.is_mixed else _figure(section, plain_quality)
-    return [f"{told}{name}", "yes" if row["exact"] else "no", _time(row, seconds(row)[0]), speedup, quality, plain]
+    return [f"{told}{name}", "yes" if row["exact"] else "no", section.time(row), speedup, quality, plain]
 
 
 def _figure(section: Section, value: float | None) -> str:
     return "" if value is None else format(value, section.form)
-
-
-def _time(row: Row, taken: float | None) -> str:
-    if taken is None:
-        return ""
-    if row.get("real_time_factor") is not None:
-        return f"{row['real_time_factor']:.2f} s a second of audio"
-    each = " a frame" if row.get("table") == "codec" else ""
-    return (f"{1000 * taken:.3g} ms" if taken < 0.1 else f"{taken:.2f} s") + each

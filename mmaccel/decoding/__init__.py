@@ -8,6 +8,7 @@ from .grouped import grouped_ratio
 from .loop import Drafter, FixedWidth, Rule, Target, Width, draft_and_verify
 from .matching import Draft, Verdict, match
 from .probability import gumbel, one_hot, sample
+from .row_drafters import TextDrafter
 from .stats import Stats
 from .verify_cost import VerifyCost
 
@@ -20,6 +21,7 @@ __all__ = [
     "Stats",
     "SuffixIndex",
     "Target",
+    "TextDrafter",
     "Verdict",
     "VerifyCost",
     "Width",

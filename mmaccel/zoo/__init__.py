@@ -42,7 +42,7 @@ def is_known(name: str) -> bool:
 
 
 def modality(name: str) -> str:
-    """What a model is for: ``"image"`` and ``"video"`` make these, ``"vlm"`` answers questions and reads pages."""
+    """What a model is for: ``"image"`` and ``"video"`` make these, ``"vlm"`` reads them, ``"canvas"`` fills gaps."""
     path(name)  # checks the name
     return next(modality.name for modality in modalities() if name in _runs(modality))
 

@@ -95,10 +95,22 @@ def test_a_language_model_has_a_preset_too():
     model = vlm_examples.examples()[0].build()[0]
     made = mmaccel.plan(model, preset="balanced")
     assert made.family == "decoder" and "vlm.SparsePrefill" in str(made)
-    with pytest.raises(UnsupportedTargetError, match="no preset 'fast', since nothing faster than 'balanced'"):
+    with pytest.raises(UnsupportedTargetError, match=r"no preset 'fast', since vlm.PrefillDrop.*long_prompts"):
         mmaccel.plan(model, preset="fast")
     exact = mmaccel.plan(model, preset="exact")
     assert exact.exact and "vlm.FusedDraft" in str(exact) and "measured on SmolLM2" in str(exact)
+
+
+def test_what_was_measured_elsewhere_to_be_faster_is_named():
+    samples = json.loads((BENCHMARKS / "long" / "long_prompts.json").read_text(encoding="utf-8"))["samples"]
+    fastest = min((one for one in samples if "loss" in one), key=lambda one: one["processor_seconds"])["way"]
+    absent = presets.absent_of("vlm", "decoder")["fast"]
+    assert " and " in fastest and all(f"vlm.{name}" in absent for name in fastest.split(" and "))
+
+
+def test_visual_presets_say_that_they_were_measured_on_clips():
+    for preset in presets.presets_of("vlm", "vision_language").values():
+        assert "measured on clips alone: of a single picture" in str(preset)
 
 
 def test_the_command_lists_them(capsys):

@@ -410,6 +410,13 @@ def test_methods_say_exact_and_what_settings_mean(capsys):
     assert "window=4 Tokens that a row must be ahead" in text
 
 
+def test_every_setting_has_a_meaning_of_its_own():
+    for name, told in listing.described_methods().items():
+        meanings = [setting["meaning"] for setting in told["settings"]]
+        assert len(meanings) == len(set(meanings)), name
+        assert not any(meaning.startswith("Default") for meaning in meanings), name
+
+
 def test_one_modality_of_the_lists(capsys):
     for command in ("methods", "presets"):
         names = [modality.name for modality in modalities()]

@@ -1,7 +1,9 @@
 """The site says what the registry says, and builds without a warning."""
 
+import ast
 import re
 
+import included
 import pages as site
 import pytest
 from included import relinked
@@ -55,6 +57,47 @@ def test_every_picture_is_small_has_a_caption_and_is_on_a_page():
         assert any(f"pictures/{path.name}" in text for text in all_pages().values()), path.name
 
 
+def test_pages_whose_links_open_on_the_site_alone_say_so():
+    """Pages of methods are made when the site is built; who reads the repository's files is told."""
+    for path in [path for path in DOCS.rglob("*.md") if "<!-- from" not in path.read_text(encoding="utf-8")]:
+        text = path.read_text(encoding="utf-8")
+        links = re.findall(r"\]\(([^):#]+\.md)", text)
+        made = [link for link in links if not (path.parent / link).is_file()]
+        assert not made or "`make docs`" in text, f"{path.name}: {made}"
+
+
+def test_the_reference_has_what_pages_send_engines_to():
+    page = all_pages()["reference/decoding.md"]
+    assert all(f"::: mmaccel.decoding.{name}" in page for name in ("TextDrafter", "Draft", "Verdict"))
+    assert "::: mmaccel.decoding.custom_generate.CustomGenerate" in all_pages()["reference/custom_generate.md"]
+    assert "::: mmaccel.kernels.policies.sparge" in all_pages()["reference/policies.md"]
+
+
+def test_exact_says_in_which_precision():
+    limited = [name for name, method in methods().items() if "in float32" in (method.__doc__ or "")]
+    assert limited and "float32" in included.section("README.md", "What exact means here")
+    assert "float32" in (DOCS / "faq.md").read_text(encoding="utf-8")
+
+
+def test_settings_in_the_readme_are_the_defaults():
+    table = included.section("README.md", "Methods")
+    signatures = re.findall(r"^\| `(\w+\.\w+\([^`]*\))`", table, re.MULTILINE)
+    calls = [ast.parse(text, mode="eval").body for text in signatures]
+    found = {ast.unparse(call.func): call.keywords for call in calls if ast.unparse(call.func) in methods()}
+    assert len(found) > 15
+    for name, keywords in found.items():
+        for keyword in keywords:
+            assert getattr(methods()[name](), keyword.arg) == ast.literal_eval(keyword.value), f"{name}: {keyword.arg}"
+
+
+def test_unets_are_not_promised_a_preset():
+    """They have none, since none was measured."""
+    assert "balanced" in presets.absent_of("video", "diffusion unet")
+    for text in (included.lead("README.md"), (DOCS / "quickstart" / "video.md").read_text(encoding="utf-8")):
+        (told,) = [part for part in re.split(r"\n\n", text) if "UNet" in part and "preset" in part]
+        assert "video.HeterogeneousSteps()" in told
+
+
 def test_links_of_other_files_fit_the_page():
     text = (
         "[a](docs/benchmarks/image.md) ![b](docs/comparison.png) [c](CONTRIBUTING.md#x) [d](demos/training/tiny_wan.py)"
@@ -74,8 +117,14 @@ def test_the_site_builds_without_a_warning_and_asks_for_nothing(tmp_path):
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True)
     config.plugins.on_startup(command="build", dirty=False)
     build(config)
-    for page in ("index", "methods/image/zipar/index", "reference/speech/index", "commands/index", "presets/index"):
+    for page in ("index", "methods/image/zipar", "reference/speech", "commands", "presets"):
         html = (tmp_path / f"{page}.html").read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"', html)
         assert [url for url in loaded if "canonical" not in url] == [], page
-    assert "StreamingRecognizer" in (tmp_path / "reference/speech/index.html").read_text(encoding="utf-8")
+        links = re.findall(r'<a[^>]+href="([^"#:]+)"', html)
+        assert links and not [link for link in links if link.endswith(("/", "."))], f"{page}: a folder opens as a list"
+    assert "StreamingRecognizer" in (tmp_path / "reference/speech.html").read_text(encoding="utf-8")
+    for name in ("sparge", "fasa", "st_lite"):
+        assert f'id="mmaccel.kernels.policies.{name}"' in (tmp_path / "reference/policies.html").read_text(
+            encoding="utf-8"
+        )

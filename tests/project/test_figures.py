@@ -25,6 +25,17 @@ def test_the_figures_of_the_readme_are_those_of_the_rows():
     assert changed != README and readme_figures.rewritten(changed) == README
 
 
+def test_the_readme_tells_what_speaks_against_it():
+    """The own sampler of Wan's checkpoint, and every machine that a row of the table ran on."""
+    folder = ROOT / "docs" / "benchmarks"
+    rows = results.load(folder / "long" / "default_sampler.json")["rows"]
+    worst = next(row["psnr_worst"] for row in rows if row["kind"] == "ours" and row["budget"] == 0.5)
+    wan = README.partition("<!-- figures: wan -->")[2].partition("<!-- end -->")[0]
+    assert f"{worst:.0f} dB for the worst" in " ".join(wan.split())
+    lines = README.partition("| on one thread of |")[2].partition("<!-- end -->")[0].strip().splitlines()[1:]
+    assert {line.split("|")[-2].strip() for line in lines} == {"AMD EPYC", "Intel Xeon"}
+
+
 def test_the_readme_has_no_figure_that_is_typed():
     typed = re.sub(r"<!-- figures: .*?<!-- end -->|```.*?```", "", README, flags=re.DOTALL)
     assert FIGURE.findall(typed) == []

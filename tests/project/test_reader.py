@@ -55,19 +55,12 @@ def _loaded(name, load=zoo.load):
     return load(name)
 
 
-def _beginning(page):
-    """What a reader of a page has before its first line; only the README takes things for granted."""
-    if page != "README.md":
-        return {"__name__": "page"}
-    return {"__name__": "page", "inputs": {}}
-
-
 @pytest.mark.parametrize("page", TRIED)
 def test_a_reader_can_type_every_line_of_a_page(page, workplace, capsys):
     text = reader.all_pages()[page]
     if "talk.wav" in text and not Path("talk.wav").exists():
         pytest.skip("needs the recording of the speech extra")
-    names = _beginning(page)
+    names = {"__name__": "page"}
     for block in reader.blocks(text):
         reader.type_block(block, names)
     if page.startswith("methods/") and "fast" in names:

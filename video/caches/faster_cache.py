@@ -37,8 +37,10 @@ class FasterCache(DiffusersCache):
     timesteps
         Timesteps between which attention is extrapolated; default (-1, 681), as in diffusers. The second branch has
         diffusers' own range, (-1, 641).
-    warmup, cooldown
-        First and last steps that are always computed; default 1, at least 1, and 0.
+    warmup
+        First steps that are always computed, at least 1; default 1.
+    cooldown
+        Last steps that are always computed; default 0.
 
     Raises
     ------

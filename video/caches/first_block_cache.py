@@ -31,8 +31,10 @@ class FirstBlockCache(DiffusersCache):
     threshold
         Relative change of the first block's residual up to which the others are reused; 0 is exact. Default 0.05, as in
         diffusers.
-    warmup, cooldown
-        First and last steps that are always computed; default 1, at least 1, and 0, as in diffusers.
+    warmup
+        First steps that are always computed, at least 1; default 1, as in diffusers.
+    cooldown
+        Last steps that are always computed; default 0, as in diffusers.
 
     Raises
     ------

@@ -24,13 +24,19 @@ class PyramidAttentionBroadcast(DiffusersCache):
 
     Parameters
     ----------
-    spatial, temporal, cross
-        Self-attention, attention over frames (in models with a separate one) and cross-attention: distances between
-        computed steps; with 1 nothing is reused. Defaults 2, 1 and 1, as in diffusers; the paper takes 2, 4 and 6.
+    spatial
+        Distance between steps that compute self-attention; with 1 nothing is reused. Default 2, as in diffusers and the
+        paper.
+    temporal
+        The same of attention over frames, in models with a separate one. Default 1, as in diffusers; the paper takes 4.
+    cross
+        The same of cross-attention. Default 1, as in diffusers; the paper takes 6.
     timesteps
         Timesteps between which outputs are reused, of 1000; default (100, 800), as in diffusers.
-    warmup, cooldown
-        First and last steps that are always computed; default 1, at least 1, and 0.
+    warmup
+        First steps that are always computed, at least 1; default 1.
+    cooldown
+        Last steps that are always computed; default 0.
 
     Raises
     ------

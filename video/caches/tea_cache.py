@@ -47,8 +47,10 @@ class TeaCache(StepCache):
     coefficients
         Polynomial from the input's change to the output's, highest power first, as from
         :func:`calibrate_tea_cache`; None (default) takes the input's change itself.
-    warmup, cooldown
-        First and last steps that are always computed; default 1, at least 1, and 1, as in the authors' code.
+    warmup
+        First steps that are always computed, at least 1; default 1, as in the authors' code.
+    cooldown
+        Last steps that are always computed; default 1, as in the authors' code.
 
     Raises
     ------

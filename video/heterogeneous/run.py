@@ -123,8 +123,8 @@ class HeterogeneousRun(Stepper):
         steps = min(steps, self.longest)
         if self._is_short(steps):
             self.warn(
-                f"{steps} steps are too few to forecast any, so all are computed: video.SparseAttention() and"
-                " pipe.transformer.compile() save time within a step (warmup=1 forecasts all the same)"
+                f"{steps} steps are too few to forecast any, so all are computed: pipe.transformer.compile() saves time"
+                " within a step, of long clips video.SparseAttention(budget=0.1) too (warmup=1 forecasts all the same)"
             )
             return
         if method.correct and self.allocation.replay is None:
@@ -264,7 +264,7 @@ class HeterogeneousRun(Stepper):
         if not all(bool(velocity.isfinite().all()) for velocity in velocities if velocity is not None):
             self.warn(
                 "velocities became NaN or infinite: see whether the pipeline alone does so too, and load it with"
-                " torch_dtype=torch.bfloat16 or float32"
+                " dtype=torch.bfloat16 or float32"
             )
         self.session.memory["trace"] = self.trace
 

@@ -48,8 +48,10 @@ class JoinedContext(StoredContext):
 
     Parameters
     ----------
-    folder, gigabytes
+    folder
         As for :class:`StoredContext`; both may use one folder.
+    gigabytes
+        Most that the folder holds, as for :class:`StoredContext`.
     least
         Fewest tokens of a page that is kept, default 64; shorter ones are computed.
     recomputed

@@ -40,8 +40,10 @@ class SparsePrefill(DecoderMethod):
         `dense_queries` add comes on top, and is most in short prompts.
     min_length
         Fewest queries for a sparse pass, default 256: below, dense attention is always faster.
-    block_m, block_n
-        Queries and keys in a block, powers of two of at least 16, default 64.
+    block_m
+        Queries in a block, a power of two of at least 16, default 64.
+    block_n
+        Keys in a block, likewise.
     min_keys
         Keys that a query reads at least, where it sees so many, in whole blocks: the nearest ones make up for what the
         policy has too few of; default 1024, as in FlexPrefill (2025); 0 for none.

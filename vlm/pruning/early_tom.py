@@ -51,8 +51,10 @@ class EarlyTom(Compressor):
     merge_after
         Number of tower layers after which frames merge, and merge again after as many more; 0 for never, None (default)
         for a third of the depth.
-    inner_layer, inner_keep
-        Merging inside the language model, as in :class:`HoliTom`.
+    inner_layer
+        Layer of the language model before which it merges once more, as in :class:`HoliTom`.
+    inner_keep
+        Share of the tokens that this keeps, as in :class:`HoliTom`.
 
     Notes
     -----
