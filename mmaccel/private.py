@@ -222,7 +222,8 @@ def plain_config(config: Any) -> Any:
 def like(config: Any) -> Any:
     """A shallow copy of a configuration that stands for what that one stands for."""
     plain = plain_config(config)
-    made: Any = object.__new__(_routed(type(plain)))
+    kind: Any = type(plain)
+    made: Any = object.__new__(_routed(kind))
     vars(made).update(vars(config))
     object.__setattr__(made, "_instead_of", plain)
     return made
