@@ -95,7 +95,7 @@ def load_pipeline(source: str, dtype: torch.dtype | None = None) -> Any:
         if dtype is None:
             folder = source if Path(source).is_dir() else DiffusionPipeline.download(source, **safe)
             dtype = stored_dtype(Path(folder))
-        return DiffusionPipeline.from_pretrained(source, torch_dtype=dtype, **safe)
+        return DiffusionPipeline.from_pretrained(source, dtype=dtype, **safe)
 
 
 def stored_dtype(folder: Path) -> torch.dtype:

@@ -372,7 +372,7 @@ def test_what_is_loaded_is_a_pipeline_that_can_be_accelerated(monkeypatch):
     monkeypatch.setattr(DiffusionPipeline, "from_pretrained", from_pretrained)
     assert generation.load("someone/model", dtype=torch.bfloat16) is made
     safe = {"use_safetensors": True, "trust_remote_code": False}
-    assert given == [("someone/model", {"torch_dtype": torch.bfloat16, **safe})]
+    assert given == [("someone/model", {"dtype": torch.bfloat16, **safe})]
     made.register_modules(transformer=None)
     with pytest.raises(UnsupportedTargetError, match="WanPipeline without a transformer to accelerate"):
         generation.load("someone/model", dtype=torch.float32)

@@ -40,11 +40,12 @@ def test_what_a_family_keeps_in_float32_stays_in_float32(folder):
 def test_the_stored_precision_is_that_of_most_tensors(tmp_path):
     assert stored_dtype(tmp_path) == torch.float32
     half, full = (torch.zeros(2, dtype=dtype) for dtype in (torch.float16, torch.float32))
-    (tmp_path / "unet").mkdir()
-    save_file({"a": full, "b": full}, tmp_path / "unet" / "diffusion_pytorch_model.fp16.safetensors")
+    unet, name = tmp_path / "unet", "diffusion_pytorch_model"
+    unet.mkdir()
+    save_file({"a": full}, unet / f"{name}.fp16.safetensors")
     assert stored_dtype(tmp_path) == torch.float32, "of a variant that is not loaded"
-    save_file({"a": full, "b": half, "c": half}, tmp_path / "unet" / "diffusion_pytorch_model-00001-of-2.safetensors")
+    save_file({"a": full, "b": half, "c": half.clone()}, unet / f"{name}-00001-of-2.safetensors")
     assert stored_dtype(tmp_path) == torch.float16
     (tmp_path / "transformer").mkdir()
-    (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"damaged")
+    (tmp_path / "transformer" / f"{name}.safetensors").write_bytes(b"damaged")
     assert stored_dtype(tmp_path) == torch.float32, "whoever loads it says that it is damaged"
