@@ -17,6 +17,7 @@ from mmaccel.bench.benchmark import in_one
 from mmaccel.comparison import results
 from mmaccel.files import clips
 from mmaccel.report import Report
+from mmaccel.speech.stream.transcribe import Transcript
 
 PICTURE = Image.new("RGB", (64, 64))
 
@@ -201,7 +202,7 @@ def _speech(seen, monkeypatch):
 
     def transcribe_samples(samples, recognizer):
         seen.note(at_once=True)
-        return SimpleNamespace(segments=(), stats="stats")
+        return Transcript("", (), (), "stats")
 
     def read_audio(path):
         seen.note(heard=path)

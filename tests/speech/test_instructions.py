@@ -82,11 +82,18 @@ def test_a_checkpoint_s_own_language_and_task_are_those_of_its_generate(multilin
             setattr(model.generation_config, name, value)
     adapter = WhisperAdapter(model, context_frames=None)
     asr = speech.StreamingRecognizer(adapter, multilingual.processor, endpoint=speech.EnergyEndpoint(longest=4.0))
+    prompts = []
+    model.get_decoder().register_forward_pre_hook(
+        lambda _, __, given: prompts.append(given["input_ids"][0].tolist()), with_kwargs=True
+    )
     found = asr.hear(samples, asr.adapter.prompt())[1].tokens
+    heard = next(ids for ids in prompts if len(ids) > 1)  # the start alone asks for the language
+    prompts.clear()
     extractor = multilingual.processor.feature_extractor
     features = extractor(samples.numpy(), sampling_rate=16_000, return_tensors="pt").input_features
     wanted = model.generate(features, max_new_tokens=len(found), do_sample=False)
     assert len(found) > 4 and wanted[0].tolist()[-len(found) :] == list(found)
+    assert heard == next(ids for ids in prompts if len(ids) > 1) and heard not in ([1, 50, 52, 60], [1, 60])
     if "lang_to_id" not in own:
         assert asr.told("en", "transcribe").adapter.prompt() == [1, 50, 52, 60]
         assert asr.told("auto").adapter.language is None
