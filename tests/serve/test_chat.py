@@ -115,7 +115,8 @@ def test_a_processor_of_transformers_is_told_the_times(endpoint, questions, monk
     with pytest.raises(mmaccel.errors.PromptError, match="told enough"):
         endpoint.answer([request])
     assert told["do_sample_frames"] is False and len(told["videos"][0]) == 3
-    assert told["video_metadata"] == [request.videos[0].metadata] and told["video_metadata"][0]["fps"] > 1
+    assert str(told["video_metadata"]) == str([request.videos[0].metadata])  # which has an array in it
+    assert told["video_metadata"][0]["fps"] > 1
 
 
 def _body(one, **more):
