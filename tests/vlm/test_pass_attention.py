@@ -9,7 +9,7 @@ import mmaccel
 from mmaccel import kernels
 from mmaccel.decoding import pass_attention
 from mmaccel.demos.families import visual_models
-from mmaccel.vlm import FusedDraft, SuffixDecoding, TokenRecycling, examples, visual_examples
+from mmaccel.vlm import SuffixDecoding, TokenRecycling, examples, visual_examples
 
 
 def llama():
@@ -100,5 +100,4 @@ def test_the_model_is_left_as_it_was(monkeypatch):
 def test_positions_reach_a_decoder_that_is_not_told_them(name, batch):
     """Or is told others: its tokens would stand where the cache ends, rejected drafts and all."""
     model, arguments = visual_models.build(f"{name}ForConditionalGeneration")
-    given = {**arguments(batch), "max_new_tokens": 20, "do_sample": False}
-    assert same_text(model, given, FusedDraft(always=True))
+    assert same_text(model, {**arguments(batch), "max_new_tokens": 40, "do_sample": False})
