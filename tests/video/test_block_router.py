@@ -1,7 +1,7 @@
 """Blocks that a small model drafts: those kept, those redrawn, and what is refused."""
 
 import copy
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -149,26 +149,41 @@ def test_methods_of_other_pipelines_work_on_blocks_too(made):
         assert fast.report.forwards < fast.report.plain_forwards == 18
 
 
-@pytest.mark.parametrize(
-    "method", (*(video.EasyCache(x, warmup=2) for x in (0.02, 0.1, 0.5)), video.HeterogeneousSteps())
-)
-def test_keys_and_values_are_neither_measured_nor_counted(made, method):
-    """They are the pipeline's own, and the transformer hands them back with each prediction."""
-    pipe, call = made[0], {key: value for key, value in made[1].items() if key not in ("draft", "score")}
+@contextmanager
+def nothing_handed_back(pipe):
+    """While entered, the transformer keeps the pipeline's keys and values to itself, where it predicts."""
     plain = pipe.transformer.forward
 
-    def without(*args, **kwargs):
+    def forward(*args, **kwargs):
         output, kept = plain(*args, **kwargs)
         return output, kept if kwargs["kv_cache_flag"]["is_cache_step"] else {}
+
+    with ExitStack() as stack:
+        override(stack, pipe.transformer, "forward", forward)
+        yield
+
+
+@pytest.mark.parametrize(
+    "method", (*(video.EasyCache(x, warmup=2) for x in (0.1, 0.3, 0.5)), video.HeterogeneousSteps()), ids=str
+)
+def test_keys_and_values_are_neither_measured_nor_counted(made, method):
+    pipe, call = made[0], {key: value for key, value in made[1].items() if key not in ("draft", "score")}
 
     def report():
         with mmaccel.accelerate(pipe, method) as fast:
             fast(**call | {"num_inference_steps": 12})
             return fast.report
 
-    with ExitStack() as stack:
-        override(stack, pipe.transformer, "forward", without)
+    with nothing_handed_back(pipe):
         expected = report()
     found = report()
     assert found.details["computed"] == expected.details["computed"] and 0 < found.forwards < found.plain_forwards
     assert found.peak_extra_bytes == expected.peak_extra_bytes > 0
+
+
+def test_tea_cache_is_calibrated_by_what_is_predicted(made):
+    pipe, call = made[0], {key: value for key, value in made[1].items() if key not in ("draft", "score")}
+    call["num_inference_steps"] = 12
+    with nothing_handed_back(pipe):
+        expected = video.calibrate_tea_cache(pipe, **call)
+    assert video.calibrate_tea_cache(pipe, **call) == expected

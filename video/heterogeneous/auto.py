@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from diffusers.utils import BaseOutput
+from diffusers.utils.outputs import BaseOutput
 from PIL import Image
 from tqdm import tqdm
 
