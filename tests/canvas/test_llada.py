@@ -75,7 +75,7 @@ def test_the_model_itself_is_refused_with_what_the_wrapper_does():
 
 def test_one_block_over_prompt_and_answer_shows_all_masks(pipe):
     seen = []
-    pipe.model.register_forward_hook(lambda module, given, output: seen.append(given[0]), prepend=True)
+    pipe.model.register_forward_pre_hook(lambda module, given: seen.append(given[0].clone()))
     pipe(**examples.arguments(1, gen_length=11), block_length=examples.LENGTH + 11)
     assert seen[0].shape[1] == examples.LENGTH + 11 and (seen[0] == examples.MASK).sum() == 11
     seen.clear()
