@@ -77,7 +77,8 @@ def _qwen() -> str:
         " fewer frames there, not a method.",
         f"On an H100 a LLaVA-OneVision of 7B began {large['speedup']:.2f}x sooner and then wrote"
         f" {large['tokens_per_second']:.0f} tokens a second, plain {large['baseline_tokens_per_second']:.0f}: what"
-        " each of those steps spent beside the model was cut since, which [is not measured yet](docs/benchmarks/long/gpu.md).",
+        " each of those steps spent beside the model was cut since, which [is not measured"
+        " yet](docs/benchmarks/long/gpu.md).",
     )
 
 
