@@ -167,7 +167,10 @@ def _vlm(seen, monkeypatch):
         seen.note(asked=name)
         return [SimpleNamespace(frames="moving emoji", question="what moves?")]
 
-    seen.put(monkeypatch, "mmaccel.vlm.input.read_video", read_video=read_video)
+    def read_at_most(path, frames):
+        return read_video(path, frames=frames)
+
+    seen.put(monkeypatch, "mmaccel.vlm.input.read_video", read_video=read_video, read_at_most=read_at_most)
     seen.put(monkeypatch, "mmaccel.vlm.answering", load=_load(seen, "onevision", "processor"), ask=ask)
 
     class Stream(contextlib.ExitStack):
