@@ -24,7 +24,8 @@ from mmaccel.testing import contract
 
 ROOT = Path(__file__).parents[2]
 NAMES = tuple(one.name for one in modalities())
-OTHER_TABLES = {"mmaccel/zoo/frames.py"}  # kinds of content of a chat
+# kinds of content of a chat, as processors and configurations name them
+OTHER_TABLES = {"mmaccel/zoo/frames.py", "mmaccel/decoding/drafters/placeholders.py"}
 
 
 @pytest.fixture
