@@ -116,10 +116,8 @@ def watched(arguments: argparse.Namespace) -> None:
     from .stream.watching import watch
 
     if arguments.preset:
-        raise SettingError(f"--preset {arguments.preset}: a stream takes no preset: leave out --watch, or --preset")
+        raise SettingError(f"--preset {arguments.preset}: a stream has none: leave out --watch, or --preset")
     method = _of_stream(chosen_methods(arguments)[0], StreamingCompression)
-    if arguments.preset:
-        raise SettingError("--preset: a stream has none: leave it out, or say --method vlm.StreamingCompression")
     if arguments.picture:
         raise SettingError("--picture: a stream does not keep its frames: leave out --watch")
     model, processor = opened(arguments)

@@ -21,8 +21,8 @@ import mmaccel
 from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.demos.speech.hour_of_speech import resident_bytes
-from mmaccel.vlm.decoder.placeholders import placeholders
 
 MODEL = "tiny-onevision"
 WORDS = 24

@@ -12,7 +12,7 @@ from mmaccel import image, session, zoo
 from mmaccel.errors import MmaccelError
 from mmaccel.image.bench import benchmark
 from mmaccel.speech.audio import recordings
-from mmaccel.speech.audio.recordings import SAMPLE_RATE
+from mmaccel.speech.audio.audio import RATE
 
 TRIED = [name for name, text in reader.all_pages().items() if reader.blocks(text, "python", *reader.SHELL)]
 
@@ -47,7 +47,7 @@ def workplace(folder, monkeypatch):
 
 def _first_words(example=recordings.example):
     whole = example()
-    return replace(whole, samples=whole.samples[: 3 * SAMPLE_RATE], text=whole.text[:25])
+    return replace(whole, samples=whole.samples[: 3 * RATE], text=whole.text[:25])
 
 
 @cache

@@ -326,7 +326,7 @@ def test_frames_of_a_second_count_before_the_number_of_frames(told):
 
 def test_a_stream_has_no_preset(capsys):
     assert cli.main(["run", "vlm", "clip.mp4", "what?", "--watch", "--preset", "exact"]) == 2
-    assert "--preset: a stream has none: leave it out" in capsys.readouterr().err
+    assert "--preset exact: a stream has none: leave out --watch, or --preset" in capsys.readouterr().err
 
 
 def test_the_picture_of_the_command_line_comes_last(told, tmp_path):

@@ -1,7 +1,6 @@
 """Video files watched while they are decoded: the frames of a plain reading, without still ones, and one error each."""
 
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from mmaccel import vlm, zoo
 from mmaccel.demos.vlm import watched_video
 from mmaccel.errors import SettingError, VideoFileError
-from mmaccel.vlm.command import watched
 from mmaccel.vlm.input.changes import Changes
 from mmaccel.vlm.input.read_video import frames_in_file
 from mmaccel.vlm.stream import watching
@@ -103,11 +101,6 @@ def test_so_many_frames_a_second_of_a_long_clip(tmp_path):
     assert sum(1 for _ in frames_in_file(path, fps=8)) == 800
     assert sum(1 for _ in frames_in_file(path, fps=2)) == 200
     assert sum(1 for _ in frames_in_file(path, 900)) == 800
-
-
-def test_a_stream_takes_no_preset():
-    with pytest.raises(SettingError, match="--preset fast: a stream takes no preset: leave out --watch, or --preset"):
-        watched(SimpleNamespace(preset="fast"))
 
 
 def test_no_thread_stays_whatever_happens(parts, file, monkeypatch):
