@@ -53,6 +53,15 @@ def dynamic(first):
     return sharp(LlamaForCausalLM, LlamaConfig, max_position_embeddings=first, rope_parameters=turned)
 
 
+def check_drafted(model, given):
+    """Its drafts are accepted, and the tokens are the plain ones, in a second call too."""
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("first", (24, 48))  # the prompt has 36 tokens, the text 66
 @pytest.mark.parametrize("build", (phi3, plain_phi3, dynamic), ids=lambda build: build.__name__)
@@ -75,11 +84,7 @@ def test_texts_that_outgrow_the_frequencies_of_their_keys(build, first, method):
 @pytest.mark.parametrize("build", (phi3, plain_phi3, dynamic), ids=lambda build: build.__name__)
 def test_texts_that_do_not_are_drafted(build):
     model, given = build(66), call()
-    plain = model.generate(**given)
-    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
-        for _ in range(2):
-            assert torch.equal(fast.generate(**given), plain)
-        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+    check_drafted(model, given)
 
 
 def test_a_cache_with_keys_of_pictures_is_left_alone():
@@ -113,11 +118,7 @@ def test_models_that_count_positions_themselves_are_drafted_in_chains(batch):
     config = Kosmos2_5TextConfig(**sizes)
     model = visual_examples.sharp(lambda: Kosmos2_5TextForCausalLM(config), 0, examples.WEIGHT_SCALE)
     given = call(batch, suppress_tokens=[config.pad_token_id])
-    plain = model.generate(**given)
-    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
-        for _ in range(2):
-            assert torch.equal(fast.generate(**given), plain)
-        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+    check_drafted(model, given)
 
 
 def test_a_model_that_goes_on_from_the_output_of_its_last_pass():
