@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.cache.argument import cache_of, cached
 from mmaccel.stepping.tensors import count_bytes, tensors
 
 
@@ -128,7 +129,7 @@ class Lookahead:
                 for name, mask in kwargs["decoder_attention_mask"].items()
             }
             call |= {"decoder_input_ids": canvases, "self_conditioning_logits": before}
-            call |= {"past_key_values": self._repeated(kwargs, count), "decoder_attention_mask": masks}
+            call |= {**cached(self._repeated(kwargs, count)), "decoder_attention_mask": masks}
         self.passes += 1
         self.canvases += count * len(kwargs["decoder_input_ids"])
         logits: torch.Tensor = original(**call).logits
@@ -137,7 +138,7 @@ class Lookahead:
     def _repeated(self, kwargs: dict[str, Any], count: int) -> Any:
         """The cache of the text before the canvas, for so many canvases of each row."""
         if count not in self.caches:
-            cache = _twin(kwargs["past_key_values"])
+            cache = _twin(cache_of(kwargs))
             cache.layers = [_twin(layer) for layer in cache.layers]
             for layer in cache.layers:
                 layer.keys, layer.values = (x.repeat_interleave(count, 0) for x in (layer.keys, layer.values))

@@ -17,6 +17,7 @@ import transformers
 import mmaccel
 from mmaccel import vlm
 from mmaccel.adapter import find_adapter
+from mmaccel.cache.argument import cache_of, cached
 from mmaccel.errors import MmaccelError
 from mmaccel.method import Method
 from mmaccel.testing.snapshot import snapshot
@@ -131,7 +132,7 @@ def two_turns(target: Any, call: Call) -> Any:
     first = target.generate(**given, **more)
     ids = torch.cat([first.sequences, given["input_ids"][:, -4:]], 1)
     mask = torch.nn.functional.pad(given["attention_mask"], (0, ids.shape[1] - given["input_ids"].shape[1]), value=1)
-    later = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
+    later = {"input_ids": ids, "attention_mask": mask, **cached(cache_of(first))}
     return target.generate(**later, **more, max_new_tokens=4, do_sample=False)
 
 

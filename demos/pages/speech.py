@@ -10,6 +10,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import speech
+from mmaccel.cache.argument import cache_of
 from mmaccel.demos.pages.figures import drawn, figure
 from mmaccel.demos.pages.recorded_calls import recorded
 from mmaccel.speech.audio.recordings import load_recordings
@@ -55,7 +56,7 @@ def drafted() -> tuple[Image.Image, str]:
     own: set[int] = set()  # places of the tokens that a pass began from
 
     def note(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        own.add(named["past_key_values"].get_seq_length())
+        own.add(cache_of(named).get_seq_length())
 
     hook = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
     try:

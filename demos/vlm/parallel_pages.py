@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel import private
+from mmaccel.cache.argument import cached
 
 State = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, `[1, heads, tokens, dim]`
 NAME = "parallel_pages"
@@ -48,7 +49,7 @@ class ParallelPages:
         self.pages = slice(first, last)
         positions = torch.arange(ids.shape[1])[None] - last + first + max(b - a for a, b in bounds)
         mask = torch.ones_like(ids)
-        return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **cached(cache)}
 
     @torch.no_grad()
     def _states(self, ids: torch.Tensor, behind: int) -> list[State]:
@@ -56,7 +57,7 @@ class ParallelPages:
         key = tuple(ids[0].tolist())
         if key not in self.known:
             cache = DynamicCache(config=self.model.config)
-            self.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
+            self.model.get_decoder()(input_ids=ids, **cached(cache), use_cache=True)
             layers: list[Any] = list(cache.layers)
             self.known[key] = [(layer.keys[:, :, behind:], layer.values[:, :, behind:]) for layer in layers]
         return self.known[key]

@@ -12,6 +12,7 @@ import torch
 
 from mmaccel import private
 from mmaccel.adapter import Adapter
+from mmaccel.cache.argument import CACHE_NAMES
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import wrap_generate
 from mmaccel.session import Session
@@ -27,7 +28,7 @@ UNSUPPORTED_ARGUMENTS = (
     "streamer",
     "assistant_model",
     "custom_generate",
-    "past_key_values",
+    *CACHE_NAMES,
     "inputs_embeds",
     "output_scores",
     "output_logits",

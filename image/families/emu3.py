@@ -8,6 +8,7 @@ import torch
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache import RollbackCache
+from mmaccel.cache.argument import cached
 from mmaccel.errors import UnsupportedTargetError
 
 from ..decoding.layout import Layout
@@ -28,7 +29,7 @@ class Emu3Task(VocabularyTask):
             input_ids=self.prompt_ids,
             attention_mask=self.prompt_mask.long(),
             position_ids=self.text_positions,
-            past_key_values=cache,
+            **cached(cache),
             use_cache=True,
         )
         return output.last_hidden_state[:, -1]
@@ -44,7 +45,7 @@ class Emu3Task(VocabularyTask):
             inputs_embeds=embeddings,
             attention_mask=mask,
             position_ids=positions + self.prompt_mask.sum(-1, keepdim=True),
-            past_key_values=cache,
+            **cached(cache),
             use_cache=True,
         )
         return output.last_hidden_state

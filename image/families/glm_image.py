@@ -8,6 +8,7 @@ import torch
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache import RollbackCache
+from mmaccel.cache.argument import cached
 from mmaccel.errors import UnsupportedTargetError
 
 from ..decoding.layout import Layout
@@ -41,7 +42,7 @@ class GlmImageTask(VocabularyTask):
             output = inner(
                 input_ids=self.prompt_ids,
                 attention_mask=self.prompt_mask.long(),
-                past_key_values=cache,
+                **cached(cache),
                 use_cache=True,
                 **self.inputs,
             )
@@ -64,7 +65,7 @@ class GlmImageTask(VocabularyTask):
             inputs_embeds=embeddings,
             attention_mask=mask,
             position_ids=self.table.gather(2, index).transpose(0, 1),
-            past_key_values=cache,
+            **cached(cache),
             use_cache=True,
         )
         return output.last_hidden_state

@@ -9,6 +9,7 @@ import torch
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache import RollbackCache
+from mmaccel.cache.argument import cached
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.private import generation_settings
 
@@ -31,7 +32,7 @@ class JanusTask(ImageTask):
             inputs_embeds=self.model.get_input_embeddings()(self.prompt_ids),
             attention_mask=self.prompt_mask.long(),
             position_ids=self.text_positions,
-            past_key_values=cache,
+            **cached(cache),
             use_cache=True,
         )
         return output.last_hidden_state[:, -1]
@@ -50,7 +51,7 @@ class JanusTask(ImageTask):
             inputs_embeds=embeddings,
             attention_mask=mask,
             position_ids=positions + self.prompt_mask.sum(-1, keepdim=True),
-            past_key_values=cache,
+            **cached(cache),
             use_cache=True,
         )
         return output.last_hidden_state

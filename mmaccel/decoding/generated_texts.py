@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import EncoderDecoderCache
 
 from mmaccel import private
+from mmaccel.cache.argument import cache_of
 
 from .generated_text import Drafts, GeneratedText, Verdicts, of_row
 from .matching import Draft, Likely, Verdict, match
@@ -84,7 +85,7 @@ class GeneratedTexts:
         self.more = 0
         self._complete: set[int] = set()  # rows of which the cache holds the last token
         self._next = ids.new_zeros(1)  # position of the last token of each row
-        found = kwargs["past_key_values"]
+        found = cache_of(kwargs)
         self.cache = found.self_attention_cache if isinstance(found, EncoderDecoderCache) else found
         embeds = kwargs.get("inputs_embeds")
         length = self.start if embeds is None else max(self.start, embeds.shape[1])

@@ -18,6 +18,7 @@ from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmaccel import private
+from mmaccel.cache.argument import cache_of, cached
 from mmaccel.patching import wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
@@ -175,7 +176,7 @@ def decode(
     given = input_ids, generation_config, model_kwargs
     reason = unfit(model, *given) or unfit_model(model, *given)
     if reason is None:
-        reason = unfit_states(model, model_kwargs["past_key_values"], run.session.memory)
+        reason = unfit_states(model, cache_of(model_kwargs), run.session.memory)
     if reason is None and input_ids.shape[0] > 1:
         reason = unfit_for_batch(logits_processor, stopping_criteria, run.streamer)
     if run.streamer is not None:
@@ -230,8 +231,8 @@ def _output(model: Any, texts: GeneratedTexts, config: Any) -> Any:
     if not config.return_dict_in_generate:
         return ids
     output: Any = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
-    cache = texts.kwargs["past_key_values"]
-    return output(sequences=ids, scores=texts.steps("scores"), logits=texts.steps("logits"), past_key_values=cache)
+    cache = cache_of(texts.kwargs)
+    return output(sequences=ids, scores=texts.steps("scores"), logits=texts.steps("logits"), **cached(cache))
 
 
 def fill(report: Report, run: DraftedRun) -> None:

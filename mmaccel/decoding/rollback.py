@@ -13,6 +13,8 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from mmaccel.cache.argument import cached
+
 # Layers with a state of the text so far, which cannot be cropped: linear attention and state spaces.
 WITH_STATE = (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 States = list[dict[int, torch.Tensor | None]]
@@ -113,14 +115,14 @@ def reads_on(model: Any) -> bool:
     """
     decoder, cache = model.get_decoder(), DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.arange(1, 5, device=model.device)[None]
-    decoder(ids[:, :2], past_key_values=cache, use_cache=True)
+    decoder(ids[:, :2], **cached(cache), use_cache=True)
     past = Rollback(cache)
     past.keep(2, 2)
     past.mark(True)
-    found = decoder(ids[:, 2:], past_key_values=cache, use_cache=True)[0]
+    found = decoder(ids[:, 2:], **cached(cache), use_cache=True)[0]
     past.keep(2, 4)
     cleared = [state.zero_() for state in past.recurrent_states() if state is not None]
-    other = decoder(ids[:, 2:], past_key_values=cache, use_cache=True)[0]
+    other = decoder(ids[:, 2:], **cached(cache), use_cache=True)[0]
     return not past.has_states or (bool(cleared) and not torch.equal(found, other))
 
 

@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, StopStringCriteria
 
 from mmaccel import private
+from mmaccel.cache.argument import cache_of
 
 from .rollback import WITH_STATE, can_go_back, reads_on
 from .setting import setting, why_no_cache
@@ -58,7 +59,7 @@ def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
 
 def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as what `generate` made of its arguments tells."""
-    cache = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
     if why := why_no_cache(model):
         return why
     if config.output_attentions or config.output_hidden_states:

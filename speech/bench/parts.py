@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.cache.argument import cached
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -113,7 +114,7 @@ def compare_codecs(model: Any, codes: torch.Tensor, whole: torch.Tensor, size: i
 
         cache = DynamicCache(config=model.config)
         return nullcontext(
-            lambda: torch.cat([model.decode(b, decoder_past_key_values=cache).audio_values for b in blocks], -1)
+            lambda: torch.cat([model.decode(b, **cached(cache, "decoder_")).audio_values for b in blocks], -1)
         )
 
     ours, plain = Entry("ours", "method", setup=streaming), Entry(PLAIN, PLAIN, setup=stock)

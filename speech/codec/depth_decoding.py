@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from mmaccel.cache.argument import cached
 from mmaccel.patching import wrap_in_thread
 
 
@@ -57,7 +58,7 @@ class DepthDecoding:
         model, cache, more = self.decoder.model, DynamicCache(), {"backbone_last_hidden_state": states}
         fresh = ids
         for weight in self.decoder.codebooks_head.weight:  # [D, V] of each further codebook
-            output = model(input_ids=fresh, past_key_values=cache, use_cache=True, **more)
+            output = model(input_ids=fresh, **cached(cache), use_cache=True, **more)
             scores = self._processors(ids, (output.last_hidden_state[:, -1] @ weight).float())
             fresh, more = self._drawn(scores), {}
             ids = torch.cat([ids, fresh], 1)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache
 
+from mmaccel.cache.argument import cached
 from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_whole
@@ -113,7 +114,7 @@ class StreamingCodecDecoder:
         hidden_states = self.frames.states(codes)
         for layer in self.upsample:
             hidden_states = self._layer(layer, hidden_states, state)
-        inner = self.transformer(hidden_states, past_key_values=state.cache, use_cache=True)
+        inner = self.transformer(hidden_states, **cached(state.cache), use_cache=True)
         hidden_states = inner.last_hidden_state
         for layer in self.layers:
             hidden_states = self._layer(layer, hidden_states, state)

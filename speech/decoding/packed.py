@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from mmaccel.cache.argument import cached
 from mmaccel.patching import intercept_attention
 from mmaccel.private import attention_name, uses_attention_interface
 
@@ -148,7 +149,7 @@ def _inputs(
         "decoder_position_ids": torch.cat(places)[None].to(device),
         "decoder_attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
         "encoder_outputs": EncoderStates(last_hidden_state=states[0].clone()),
-        "past_key_values": EncoderDecoderCache(DynamicCache(), caches[0].cross_attention_cache),
+        **cached(EncoderDecoderCache(DynamicCache(), caches[0].cross_attention_cache)),
         "use_cache": True,
     }
 

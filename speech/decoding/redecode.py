@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
+from mmaccel.cache.argument import cached
 from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, match
 from mmaccel.errors import SettingError
 
@@ -126,7 +127,7 @@ class CrossPasses:
         ids = torch.tensor([list(tokens)], device=self.states.device)
         # a decoder may add positions to what it is given, in place
         states: Any = EncoderStates(last_hidden_state=self.states.clone())
-        output = self.model(decoder_input_ids=ids, encoder_outputs=states, past_key_values=self.cache, use_cache=True)
+        output = self.model(decoder_input_ids=ids, encoder_outputs=states, **cached(self.cache), use_cache=True)
         logits: torch.Tensor = output.logits
         return logits
 

@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.adapter import register_adapter
+from mmaccel.cache.argument import cached
 from mmaccel.errors import SettingError, shown
 from mmaccel.patching import hook
 
@@ -139,7 +140,7 @@ class PromptPasses:
         if not self.cache.get_seq_length():
             embeddings = torch.cat([self.states, embeddings], 1)
         kept = {"logits_to_keep": len(tokens)} if self._keeps else {}
-        output = self.model(inputs_embeds=embeddings, past_key_values=self.cache, use_cache=True, **kept)
+        output = self.model(inputs_embeds=embeddings, **cached(self.cache), use_cache=True, **kept)
         logits: torch.Tensor = output.logits[:, -len(tokens) :]
         return logits
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.adapter import register_adapter
+from mmaccel.cache.argument import cache_name, cache_of, cached
 
 from ..audio.audio import RATE
 from ..audio.growing_audio import AudioStream
@@ -113,7 +114,7 @@ class CodecFrameStream(FrameStream):
         values = wave.to(codec.device, codec.dtype)[None, None]
         output = codec.encode(values, use_streaming=True, **self._caches.get("codec", {}))
         self._caches["codec"] = {
-            "encoder_past_key_values": output.encoder_past_key_values,
+            **cached(getattr(output, f"encoder_{cache_name()}"), "encoder_"),
             "padding_cache": output.padding_cache,
         }
         codes: torch.Tensor = output.audio_codes[0].T
@@ -122,8 +123,8 @@ class CodecFrameStream(FrameStream):
     def _draw(self) -> list[TimedToken]:
         text = torch.tensor([[self._last]], device=self.model.device)
         ids = torch.cat([text, self._codes], 1)[None]
-        output = self.model(input_ids=ids, past_key_values=self._caches.get("text"), use_cache=True)
-        self._caches["text"] = output.past_key_values
+        output = self.model(input_ids=ids, **cached(self._caches.get("text")), use_cache=True)
+        self._caches["text"] = cache_of(output)
         heard = self._drawn * self._size - self._before - self._delay * self._rate
         self._last, found = self._told(output.logits, heard * RATE / self._rate, self._size * RATE // self._rate)
         return found
@@ -182,7 +183,7 @@ class MelFrameStream(FrameStream):
             use_cache=True,
             **self._caches,
         )
-        names = ("past_key_values", "encoder_past_key_values", "padding_cache")
+        names = (cache_name(), f"encoder_{cache_name()}", "padding_cache")
         self._caches = {name: getattr(output, name) for name in names}
         token, found = self._told(output.logits, self._drawn * self._size, self._size)
         self._ids = torch.tensor([[token]], device=self._ids.device)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.cache.argument import cache_of, cached
 from mmaccel.errors import SettingError
 
 from ..decoding.transducer_greedy import Emission, TransducerGreedy
@@ -122,6 +123,6 @@ class NemotronStream:
             **self._features,
             **self._caches,
         )
-        self._caches = {"past_key_values": output.past_key_values, "padding_cache": output.padding_cache}
+        self._caches = {**cached(cache_of(output)), "padding_cache": output.padding_cache}
         frames: torch.Tensor = output.pooler_output
         return frames

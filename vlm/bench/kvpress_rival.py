@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from mmaccel.cache.argument import cached
+
 
 def presses(kvpress: Any, dropped: float) -> dict[str, Any]:
     """Those that need nothing but the model and the prompt, by name, each with its own defaults; one drops nothing."""
@@ -54,7 +56,7 @@ class Prompt:
             layer.rotary_emb = model.model.rotary_emb  # where presses look for it
         hooks = [layer.register_forward_hook(self._note, with_kwargs=True) for layer in self.layers]
         self.cache = DynamicCache()
-        output = model(torch.tensor([tokens]), past_key_values=self.cache, logits_to_keep=1)
+        output = model(torch.tensor([tokens]), **cached(self.cache), logits_to_keep=1)
         for hook in hooks:
             hook.remove()
         self.logits = output.logits[0, -1]
@@ -69,7 +71,7 @@ class Prompt:
         press.post_init_from_model(self.model)
         for layer, (given, named, output) in zip(self.layers, self.calls, strict=True):
             layer.masked_key_indices = None
-            press.forward_hook(layer, given, {**named, "past_key_values": cache}, output)
+            press.forward_hook(layer, given, {**named, **cached(cache)}, output)
         return cache
 
     @torch.no_grad()
@@ -80,9 +82,7 @@ class Prompt:
             yield logits
             token = int(logits.argmax()) if forced is None else forced[place]
             at = torch.tensor([self.length + place])
-            output = self.model(
-                torch.tensor([[token]]), past_key_values=cache, position_ids=at[None], cache_position=at
-            )
+            output = self.model(torch.tensor([[token]]), **cached(cache), position_ids=at[None], cache_position=at)
             logits = output.logits[0, -1]
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import LogitsProcessor
 
+from mmaccel.cache.argument import cache_of
 from mmaccel.comparison.trial import Workload
 from mmaccel.machine import synchronize
 from mmaccel.session import Session
@@ -69,7 +70,7 @@ class Timing(Workload):
             began = time.perf_counter()
             result = target.generate(**inputs, **length, do_sample=False, logits_processor=[clock])
         (first, *_, last), tower = clock.times, sum(towers)
-        cache_bytes = sum(x.nbytes for layer in result.past_key_values.layers for x in (layer.keys, layer.values))
+        cache_bytes = sum(x.nbytes for layer in cache_of(result).layers for x in (layer.keys, layer.values))
         share = len(frames) / len(question.frames)
         if isinstance(target, Session):
             share = target.report.visual_tokens / target.report.plain_visual_tokens

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mmaccel.cache import ContextStore
+from mmaccel.cache.argument import cached
 from mmaccel.cache.context_store import State
 from mmaccel.cache.model_hash import model_hash
 from mmaccel.decoding.setting import tokens_made
@@ -149,7 +150,7 @@ class JoinedContext(StoredContext):
             seen, written = seen + (stop - before) * known, written + new
         prompt.go_on(kwargs, session.adapter)
         joining.cache.batch_repeat_interleave(copies(session.target, kwargs))
-        result = original(**{**kwargs, "past_key_values": joining.cache})
+        result = original(**{**kwargs, **cached(joining.cache)})
         session.report.warnings.extend(store.troubles)
         store.troubles.clear()
         self._fill(session.report, tokens_made(result, kwargs), prompt.length, seen, written)

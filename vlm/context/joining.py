@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from mmaccel.cache.argument import cached
 from mmaccel.cache.context_store import State
 
 from .parts import Part
@@ -72,9 +73,9 @@ class Joining:
         call = part.alone(self.kwargs, opening)
         if part.content:
             call["position_ids"] = self._positions(call)
-            self.adapter.target(**call, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self.adapter.target(**call, **cached(cache), use_cache=True, logits_to_keep=1)
         else:
-            self.adapter.decoder(input_ids=call["input_ids"], past_key_values=cache, use_cache=True)
+            self.adapter.decoder(input_ids=call["input_ids"], **cached(cache), use_cache=True)
         layers: list[Any] = list(cache.layers)
         behind = opening.shape[1]
         return [(layer.keys[0, :, behind:], layer.values[0, :, behind:]) for layer in layers]
@@ -86,7 +87,7 @@ class Joining:
         if start < stop:
             ids = self.kwargs["input_ids"][:, start:stop]
             positions = None if self.positions is None else self.positions[..., start:stop]
-            self.adapter.decoder(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True)
+            self.adapter.decoder(input_ids=ids, position_ids=positions, **cached(self.cache), use_cache=True)
 
     def place(self, part: Part, states: list[State], shift: int, stop: int) -> None:
         """Append what is stored of a part from here on, up to a place."""

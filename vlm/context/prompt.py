@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from mmaccel.cache.argument import CACHE_NAMES
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.decoding.setting import prompt_ids, setting, why_no_cache
@@ -25,7 +26,7 @@ OTHER_READING = (
     "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing",
 )  # fmt: skip
 # Arguments of a model that say nothing of what a prompt contains.
-OTHERS = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict", "labels"}
+OTHERS = {"input_ids", "attention_mask", *CACHE_NAMES, "use_cache", "logits_to_keep", "return_dict", "labels"}
 
 
 def why_unstorable(text_config: Any, name: str) -> str | None:
@@ -55,7 +56,7 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     padding = setting(model, kwargs, "pad_token_id")
     if mask is None and padding is not None and bool((ids == padding).any()):
         return "the prompt holds padding tokens, and no attention_mask says whether they count"
-    for name in ("past_key_values", "position_ids", "assistant_model"):
+    for name in (*CACHE_NAMES, "position_ids", "assistant_model"):
         if kwargs.get(name) is not None:
             return f"{name} was given"
     if setting(model, kwargs, "use_cache") is False:

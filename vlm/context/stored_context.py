@@ -13,6 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.cache import ContextStore
+from mmaccel.cache.argument import cached
 from mmaccel.cache.model_hash import model_hash
 from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import SettingError
@@ -135,7 +136,7 @@ class StoredContext(Method[Session]):
         if seen:
             prompt.go_on(kwargs, session.adapter)
             cache.batch_repeat_interleave(copies(session.target, kwargs))
-        result = original(**{**kwargs, "past_key_values": cache})
+        result = original(**{**kwargs, **cached(cache)})
         written = 0
         is_new = prompt.stops and (entry is None or not entry.stops.keys() >= prompt.stops.keys())
         if is_new and prompt.length - seen >= self.least:

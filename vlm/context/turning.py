@@ -9,6 +9,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from mmaccel import private
+from mmaccel.cache.argument import cached
 from mmaccel.decoding.unfit import MOVING
 
 TRIED, BY = 4, 23  # tokens whose keys are tried out, and positions that they are turned by
@@ -53,7 +54,7 @@ def _turns_like_the_model(decoder: Any, config: Any) -> bool:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a model in training draws what it drops
         for first in (0, BY):
             cache = DynamicCache(config=config)
-            decoder(input_ids=tokens, position_ids=(places + first)[None], past_key_values=cache, use_cache=True)
+            decoder(input_ids=tokens, position_ids=(places + first)[None], **cached(cache), use_cache=True)
             layers: list[Any] = list(cache.layers)
             caches.append([layer.keys for layer in layers])
     pairs = [(turned(decoder, key, torch.full_like(places, BY)), other) for key, other in zip(*caches, strict=True)]

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.cache import SelectingCache
+from mmaccel.cache.argument import cache_of
 from mmaccel.decoding.drafters.draft_method import DraftMethod
 from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import SettingError, UnsupportedTargetError
@@ -106,7 +107,7 @@ class DecoderAdapter(Adapter):
 
     def check_call(self, kwargs: dict[str, Any]) -> None:
         """Raise if a cache holds a prompt that another session has shortened."""
-        cache = kwargs.get("past_key_values")
+        cache = cache_of(kwargs)
         if cache is not None:
             recalled(cache, self)
             methods = [] if self.attention is None else self.attention.methods
@@ -202,7 +203,7 @@ class DecoderAdapter(Adapter):
     ) -> Any:
         """Replaces `generate` of the model."""
         attention.run = run = GenerateRun()
-        given = kwargs.get("past_key_values") is not None
+        given = cache_of(kwargs) is not None
         try:
             prompt = self.begin(attention.methods, run, kwargs)
             cache = bring_cache(self.target, self.text_config, attention, run, kwargs)

@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.cache import require_memory
+from mmaccel.cache.argument import cache_of, cached
 from mmaccel.decoding.setting import prompt_ids, setting
 from mmaccel.report import Report
 
@@ -27,7 +28,7 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
     method = next((m for m in attention.methods if m.replaces_cache and not m.is_neutral), None)
     if method is None:
         return None
-    given = kwargs.get("past_key_values")
+    given = cache_of(kwargs)
     if given is not None:
         if getattr(given, "reader", None) is attention:
             return given
@@ -43,7 +44,7 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
     require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)
     cache.reader = attention
-    kwargs["past_key_values"] = cache
+    kwargs.update(cached(cache))
     return cache
 
 

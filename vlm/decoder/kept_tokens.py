@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.cache.argument import cache_of
 from mmaccel.errors import PromptError
 from mmaccel.patching import hook
 
@@ -99,7 +100,7 @@ def install(
         active = run()
         if active is None:
             return None
-        cache: Any = kwargs.get("past_key_values")
+        cache: Any = cache_of(kwargs)
         if number == 0:
             active.drops = drops
             active.kept = list(getattr(cache, ATTRIBUTE, ()))

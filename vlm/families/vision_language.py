@@ -12,6 +12,7 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from mmaccel.adapter import register_adapter
+from mmaccel.cache.argument import CACHE_NAMES
 from mmaccel.decoding.setting import prompt_ids
 from mmaccel.errors import UnsupportedTargetError
 
@@ -190,7 +191,7 @@ class VisionLanguageAdapter(VisualAdapter):
         if not kinds:
             return None
         ids = kwargs["input_ids"]
-        given = {name: kwargs[name] for name in kwargs.keys() - {"past_key_values", "input_ids"}}
+        given = {name: kwargs[name] for name in kwargs.keys() - {*CACHE_NAMES, "input_ids"}}
         if given.get("mm_token_type_ids") is None:
             numbers = [(ids == self.token_id(kind)).int() * (KINDS.index(kind) + 1) for kind in kinds]
             given["mm_token_type_ids"] = sum(numbers)

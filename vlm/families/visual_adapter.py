@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mmaccel.adapter import Adapter
+from mmaccel.cache.argument import cache_of
 from mmaccel.decoding.setting import mask_of, prompt_ids, setting
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import Span
@@ -161,7 +162,7 @@ class VisualAdapter(DecoderAdapter):
         if setting(self.target, kwargs, "prefill_chunk_size") is not None:  # transformers cuts up token ids only
             run.warn(f"{method} ran plainly: prefill_chunk_size was given")
             return None
-        cache = kwargs.get("past_key_values")
+        cache = cache_of(kwargs)
         turn = None if cache is None else recalled(cache, self)
         if turn is None and cache is not None and cache.get_seq_length():
             run.warn(f"{method} ran plainly: past_key_values holds a prompt that this session has not shortened")
@@ -211,7 +212,7 @@ class VisualAdapter(DecoderAdapter):
         return found
 
     def end(self, prompt: Prompt, report: Report, result: Any, kwargs: dict[str, Any]) -> Any:
-        cuts, cache = self.cuts, kwargs.get("past_key_values")
+        cuts, cache = self.cuts, cache_of(kwargs)
         now = cuts if cuts is not None and cuts.prompt is prompt else None  # dropped in this call
         self.last = prompt, now
         kept = prompt.kept if now is None else now.mean_kept(self.depth)
@@ -220,7 +221,7 @@ class VisualAdapter(DecoderAdapter):
         is_tensor = isinstance(result, torch.Tensor)
         sequences = result if is_tensor else result.sequences
         content = prompt.continued(sequences) if len(sequences) == len(prompt.input_ids) else None
-        for held in (cache, None if is_tensor else getattr(result, "past_key_values", None)):
+        for held in (cache, None if is_tensor else cache_of(result)):
             if held is not None:
                 remember(held, self, content, cuts)
         restored = prompt.restored(sequences)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.cache.argument import cache_of
 from mmaccel.decoding.setting import setting
 from mmaccel.patching import hook
 
@@ -72,7 +73,7 @@ class Cuts:
         if self.filling:
             columns.fill(kwargs, self.attends[layer])
         elif self.attends[layer]:
-            held = kwargs["past_key_values"].get_seq_length(layer)
+            held = cache_of(kwargs).get_seq_length(layer)
             kwargs["attention_mask"] = columns.later_mask(kwargs.get("attention_mask"), hidden.shape[1], held)
         return hidden
 
@@ -148,7 +149,7 @@ def why_uncut(target: Any, text_config: Any, kwargs: dict[str, Any]) -> str | No
         "it does not attend in full": bool(types) and "full_attention" not in types,
         "use_cache=False was given": setting(target, kwargs, "use_cache") is False,
         "a cache_implementation was given": setting(target, kwargs, "cache_implementation") is not None,
-        "a cache of fixed length was given": getattr(kwargs.get("past_key_values"), "is_compileable", False),
+        "a cache of fixed length was given": getattr(cache_of(kwargs), "is_compileable", False),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
 

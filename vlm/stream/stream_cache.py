@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from mmaccel.cache.argument import cached
 from mmaccel.cache.layers import tensor_bytes
 from mmaccel.errors import UnsupportedTargetError
 
@@ -65,7 +66,7 @@ class StreamCache:
     def append(self, embeds: torch.Tensor, numbers: list[int]) -> None:
         """Let the decoder read embeddings `[1, K, D]` of frames with these numbers, behind all that is there."""
         cache, before = self.read(), len(self)
-        self.decoder(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
+        self.decoder(inputs_embeds=embeds, **cached(cache), use_cache=True)
         layers: list[Any] = list(cache.layers)
         fresh = [(layer.keys[:, :, before:], layer.values[:, :, before:]) for layer in layers]
         places = torch.arange(before, before + len(numbers), device=embeds.device)

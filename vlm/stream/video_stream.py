@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from mmaccel.adapter import find_adapter
+from mmaccel.cache.argument import cached
 from mmaccel.errors import PromptError, UnsupportedTargetError, unknown_name
 from mmaccel.locks import lock_of
 
@@ -226,9 +227,7 @@ class VideoStream:
         mask, cache = torch.ones_like(ids), self._cache.read()
         if len(self._cache):
             cache.batch_repeat_interleave(copies(self.model, more))
-        tokens = self.model.generate(
-            input_ids=ids, inputs_embeds=embeds, attention_mask=mask, past_key_values=cache, **more
-        )
+        tokens = self.model.generate(input_ids=ids, inputs_embeds=embeds, attention_mask=mask, **cached(cache), **more)
         self.stats.memory_bytes = self.memory.nbytes() + self._cache.nbytes()
         return str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
 
@@ -260,7 +259,7 @@ class VideoStream:
             raise PromptError("the answer is empty: give what stream.ask returned")
         both = torch.cat([embeds, self.model.get_input_embeddings()(words)], 1)
         known = len(self._cache)
-        output = self.model(inputs_embeds=both[:, known:], past_key_values=self._cache.read())
+        output = self.model(inputs_embeds=both[:, known:], **cached(self._cache.read()))
         logits = output.logits[0, ids.shape[1] - 1 - known : -1]
         return float(torch.nn.functional.cross_entropy(logits.float(), words[0]).exp())
 

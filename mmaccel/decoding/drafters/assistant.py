@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from mmaccel.cache.argument import cached
+
 from ..loop import clock
 from ..matching import Likely
 from ..rollback import record_past
@@ -132,7 +134,7 @@ class Assistant:
         if same < len(self._held):
             self._cache.crop(same - len(self._held))
         fed = torch.tensor([ids[same:]], device=self.model.device)
-        output = self.model(fed, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        output = self.model(fed, **cached(self._cache), use_cache=True, logits_to_keep=1)
         self._held = list(ids)
         logits: torch.Tensor = output.logits[0, -1]
         return logits
