@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mmaccel.cache.argument import cache_of
 from mmaccel.demos.vlm.parallel_pages import ParallelPages
 from mmaccel.vlm import examples
 
@@ -27,7 +28,7 @@ def test_pages_share_their_positions_and_do_not_see_each_other():
         one = rival.join(ids, [(9, 40), (40, 60)])
         other = rival.join(torch.cat([ids[:, :9], ids[:, 40:60], ids[:, 9:40], ids[:, 60:]], 1), [(9, 29), (29, 60)])
     assert one["position_ids"][0, 60:].tolist() == list(range(40, 60)), "behind the longest page"
-    keys, moved = (found["past_key_values"].layers[-1].keys for found in (one, other))
+    keys, moved = (cache_of(found).layers[-1].keys for found in (one, other))
     assert torch.equal(keys[:, :, 9:40], moved[:, :, 29:60]) and torch.equal(keys[:, :, 40:60], moved[:, :, 9:29])
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
+from mmaccel.cache.argument import cache_of
 from mmaccel.speech.families.adapter import Encoded, SpeechAdapter, Word
 
 RATE = 16_000
@@ -43,12 +44,12 @@ class ScriptedModel(torch.nn.Module):
     def get_output_embeddings(self):
         return self.output
 
-    def forward(self, decoder_input_ids, encoder_outputs, past_key_values, use_cache):
+    def forward(self, decoder_input_ids, encoder_outputs, use_cache, **given):
         self.calls += 1
         if self.fail:
             self.fail -= 1
             raise RuntimeError("out of memory")
-        past = past_key_values.self_attention_cache
+        past = cache_of(given).self_attention_cache
         rows = decoder_input_ids.shape[1]
         before = past.get_seq_length()
         past.update(torch.zeros(1, 1, rows, 1), torch.zeros(1, 1, rows, 1), 0)

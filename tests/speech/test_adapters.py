@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mmaccel import accelerate
+from mmaccel.cache.argument import cached
 from mmaccel.errors import AudioError, MissingExtraError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.speech import examples
 from mmaccel.speech.audio.audio import read_audio
@@ -571,7 +572,7 @@ def _words_of(adapter, encoded, reference):
             hidden = adapter.target.get_decoder()(
                 input_ids=torch.tensor([ids]),
                 encoder_hidden_states=encoded.hidden_states,
-                past_key_values=cache,
+                **cached(cache),
                 use_cache=True,
             ).last_hidden_state
             logits = adapter.target.get_output_embeddings()(hidden[0, -1])

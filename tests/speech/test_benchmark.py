@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.bench import pages
+from mmaccel.cache.argument import cached
 from mmaccel.comparison import results
 from mmaccel.errors import SettingError
 from mmaccel.speech import examples
@@ -279,7 +280,7 @@ def test_codec_blocks():
             module.embed_sum.normal_()
     codes = torch.randint(0, 64, (1, 4, 8), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        whole = model.decode(codes, decoder_past_key_values=DynamicCache(config=model.config)).audio_values
+        whole = model.decode(codes, **cached(DynamicCache(config=model.config), "decoder_")).audio_values
         row = benchmark_parts.compare_codecs(model, codes, whole, 2)
     assert row["refused"] is None and row["error"] < 1e-5 < 0.01 < row["baseline_error"]
 

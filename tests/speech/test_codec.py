@@ -9,6 +9,7 @@ import torch
 from tiny_codec import TINY, same
 from transformers import DynamicCache, MimiConfig, MimiModel
 
+from mmaccel.cache.argument import cached
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.speech.codec import blockwise_convolution
 from mmaccel.speech.codec.blockwise_convolution import BlockwiseConvolution
@@ -65,7 +66,7 @@ def test_the_models_own_cache_is_wrong_at_the_seams(tiny):
     with torch.no_grad():
         whole = tiny.decode(codes).audio_values
         for block in codes.split(1, -1):
-            audio.append(tiny.decode(block, decoder_past_key_values=cache).audio_values)
+            audio.append(tiny.decode(block, **cached(cache, "decoder_")).audio_values)
     assert (torch.cat(audio, -1) - whole).norm() > 0.1 * whole.norm()
 
 

@@ -12,6 +12,7 @@ from transformers import (
 )
 
 from mmaccel.adapter import find_adapter
+from mmaccel.cache.argument import cached
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.speech.audio.growing_audio import GrowingAudio
 from mmaccel.speech.decoding.cross_cache import CrossCache
@@ -81,7 +82,7 @@ def full(adapter, hidden_states):
     """What the model itself puts into its cache."""
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     given = EncoderStates(last_hidden_state=hidden_states.clone())
-    adapter.target(decoder_input_ids=torch.tensor([[1]]), encoder_outputs=given, past_key_values=cache, use_cache=True)
+    adapter.target(decoder_input_ids=torch.tensor([[1]]), encoder_outputs=given, **cached(cache), use_cache=True)
     return cache.cross_attention_cache
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeatureExtractor, NemotronAsrStreamingForRNNT
 
+from mmaccel.cache.argument import cache_of
 from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import SettingError
 from mmaccel.speech.families.nemotron import NemotronStream
@@ -174,12 +175,12 @@ def test_memory_is_bounded(model, processor):
     sizes = []
     for seed in range(5):
         stream.hear(sound(1.6, seed))
-        sizes.append(tensor_bytes([stream._samples]) + layer_bytes(stream._caches["past_key_values"].layers))
+        sizes.append(tensor_bytes([stream._samples]) + layer_bytes(cache_of(stream._caches).layers))
     assert sizes[1] == sizes[-1] < 100_000
     assert stream._samples.untyped_storage().nbytes() == stream._samples.nbytes, "a view holds all that was heard"
-    assert not stream._caches["past_key_values"].layers[0].keys.requires_grad
+    assert not cache_of(stream._caches).layers[0].keys.requires_grad
     stream.rest()
-    assert not stream._caches["past_key_values"].layers[0].keys.requires_grad
+    assert not cache_of(stream._caches).layers[0].keys.requires_grad
 
 
 def test_where_a_stream_begins(model, processor, monkeypatch):

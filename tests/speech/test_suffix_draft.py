@@ -21,6 +21,7 @@ from transformers import (
 
 import mmaccel
 from mmaccel.adapter import find_adapter
+from mmaccel.cache.argument import cache_of
 from mmaccel.decoding import SuffixIndex
 from mmaccel.decoding.generation import Call
 from mmaccel.errors import SettingError
@@ -202,8 +203,8 @@ def test_scores_and_logits(case):
     for name in ("scores", "logits"):
         for one, two in zip(found[name], plain[name], strict=True):
             assert torch.allclose(one, two, rtol=1e-4, atol=1e-4)
-    length = plain["past_key_values"].get_seq_length()
-    assert found["past_key_values"].get_seq_length() == length
+    length = cache_of(plain).get_seq_length()
+    assert cache_of(found).get_seq_length() == length
 
 
 def test_long_form_with_times(spoken):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mmaccel.cache.argument import cache_of
 from mmaccel.comparison import results
 from mmaccel.errors import SettingError
 from mmaccel.vlm.bench import compressed_caches, kvpress_rival, language_tasks
@@ -27,7 +28,7 @@ class Last:
 
     def forward_hook(self, layer, given, named, output):
         assert layer.rotary_emb is self.model.model.rotary_emb and named["hidden_states"].shape[1] == LENGTH
-        of_layer = named["past_key_values"].layers[layer.layer_idx]
+        of_layer = cache_of(named).layers[layer.layer_idx]
         of_layer.keys, of_layer.values = of_layer.keys[:, :, -self.kept :], of_layer.values[:, :, -self.kept :]
         return output
 
