@@ -138,9 +138,9 @@ def held_open(monkeypatch):
 
 
 def test_a_result_is_kept_beside_a_file_that_is_open_in_another_program(tmp_path, held_open):
-    with pytest.raises(OSError, match=r"x.png .*Access is denied.*close.* the result is in .*\.mmaccel-") as told:
-        with output.replacing(tmp_path / "x.png") as temporary:
-            temporary.write_text("new")
+    said = r"x.png .*Access is denied.*close.* the result is in .*\.mmaccel-"
+    with pytest.raises(OSError, match=said) as told, output.replacing(tmp_path / "x.png") as temporary:
+        temporary.write_text("new")
     assert str(temporary) in str(told.value) and temporary.read_text() == "new"
 
 
