@@ -1,5 +1,5 @@
 # Every target makes and uses .venv. All you need to have installed is Python 3.11 or newer.
-PYTHON ?= python3
+PYTHON ?= $(if $(filter Windows_NT,$(OS)),python,python3)
 ifeq ($(OS),Windows_NT)
 BIN := .venv/Scripts
 else

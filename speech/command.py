@@ -65,9 +65,12 @@ class SpeechCommand(Command):
         if arguments.output:
             check_format(arguments.output)
         check_writable(arguments.output)
-        made = _listen(arguments) if arguments.live or arguments.audio == "-" else _transcribe(arguments)
-        if arguments.output:
+        is_live = arguments.live or arguments.audio == "-"
+        made = _listen(arguments) if is_live else _transcribe(arguments)
+        if arguments.output:  # first, since a reader such as `| head` may leave
             made.save(arguments.output)
+        for segment in () if is_live else made.segments:
+            print(segment.text)
         print(made.stats, file=sys.stderr)  # standard output is the text alone
         if arguments.output:
             print(f"wrote {arguments.output}", file=sys.stderr)
@@ -148,10 +151,7 @@ def _transcribe(arguments: argparse.Namespace) -> Transcript:
     from .stream.transcribe import transcribe_samples
 
     samples = read_audio(arguments.audio)  # fails before seconds of loading
-    made = transcribe_samples(samples, _recognizer(arguments))
-    for segment in made.segments:
-        print(segment.text)
-    return made
+    return transcribe_samples(samples, _recognizer(arguments))
 
 
 def _listen(arguments: argparse.Namespace) -> Transcript:
@@ -161,10 +161,12 @@ def _listen(arguments: argparse.Namespace) -> Transcript:
     from .stream.wrappers import BackgroundStream
 
     live, events = LiveText(sys.stdout), list[Any]()
+    leaving = (BrokenPipeError,) if arguments.output else ()  # a reader who leaves does not end what is written to -o
 
     def take(new: list[Any]) -> None:
-        live.show(new)
         events.extend(new)
+        with contextlib.suppress(*leaving):
+            live.show(new)
 
     chunks, rate, channels = _heard(arguments)
     with _recognizer(arguments).stream(rate, arguments.update_interval, channels) as stream:

@@ -26,6 +26,11 @@ def work(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def exact(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in float64, so that long sums still tell light entries apart; Apple's GPUs have float32 at most."""
+    return x.float() if x.device.type == "mps" else x.double()
+
+
 def head_scores(q: torch.Tensor, k: torch.Tensor, scale: float | None = None) -> torch.Tensor:
     """Scaled scores `[B, Hq, M, N]` of `q [B, Hq, M, D]` against `k [B, Hkv, N, D]`, heads grouped contiguously."""
     heads, queries = q.shape[1:3]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from mmaccel.errors import MemoryLimitError
+
+CONTAINER = Path("/sys/fs/cgroup")  # where Linux tells a container its own limits (control groups, version 2)
 
 
 def estimate_bytes(
@@ -64,7 +68,8 @@ def free_memory(device: torch.device | str) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0]) + cached
     if device.type == "cpu":
         try:
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
+            return min(free, _left_to_container())
         except (AttributeError, ValueError, OSError):  # not a POSIX system
             return None
     return None
@@ -78,6 +83,20 @@ def _reclaimable() -> int:
         return max(0, table["MemAvailable"] - table["MemFree"])
     except (OSError, KeyError, ValueError, IndexError):
         return 0
+
+
+def _left_to_container() -> int:
+    """Memory up to the limit of a container; without bound where there is none.
+
+    As above, what is held of files counts as free.
+    """
+    try:
+        most, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
+        lines = (CONTAINER / "memory.stat").read_text().splitlines()
+        held = {name: int(value) for name, value in map(str.split, lines)}
+        return max(0, most - used + held["active_file"] + held["inactive_file"])
+    except (OSError, KeyError, ValueError):
+        return sys.maxsize
 
 
 def require_memory(bytes_needed: int, device: torch.device | str, what: str = "this run") -> None:

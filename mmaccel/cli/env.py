@@ -22,10 +22,8 @@ def run_env(arguments: argparse.Namespace) -> None:
 
     if arguments.forget:
         kept_choices.forget()
-    found = machine()
-    for name, value in {**versions(), **found}.items():
+    for name, value in {**versions(), **machine()}.items():
         print(f"{name:<14}{value}")
-    print(f"{'cuda':<14}{'not available' if found['accelerator'] == 'none' else found['accelerator']}")
     for place, choices in kept_choices.here().items():
         for name, choice in choices.items():
             print(f"{'kernels':<14}{name}: {_said(choice)} ({place})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0, 1 (a requested check failed), 2 (the request cannot be carried out), 130 (interrupted) or 141 (the reader of the
     output is gone). SIGTERM and SIGHUP end it by `SystemExit`, so that temporary files are removed.
     """
+    _accept_all_letters()
     try:
         arguments = build_parser().parse_args(argv)
         with _ended_by_signals():
@@ -104,6 +106,12 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         add(commands)
     return parser
+
+
+def _accept_all_letters() -> None:
+    """Write UTF-8 to files and pipes, which on Windows have fewer letters, and `?` where a terminal lacks one."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="replace")
 
 
 def _one_line(error: BaseException) -> str:

@@ -128,5 +128,13 @@ def lost(ray: Any) -> tuple[type[Exception], ...]:
 
 
 def needs_of(device: str) -> dict[str, float]:
-    """What a process with a model asks of Ray: a core, and a GPU where its device is one."""
+    """What a process with a model asks of Ray: a core, and a GPU where its device is one.
+
+    Raises
+    ------
+    SettingError
+        If the device is another GPU than the first: Ray shows each process just its own, as `cuda:0`.
+    """
+    if device.startswith("cuda:") and device != "cuda:0":
+        raise SettingError(f"--device {device}: Ray chooses the GPU of each process: say --device cuda")
     return {"num_cpus": 1, **({"num_gpus": 1} if device.startswith("cuda") else {})}

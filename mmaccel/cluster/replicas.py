@@ -129,13 +129,13 @@ def replicated(
     Raises
     ------
     SettingError
-        If there is no cluster, or it is too small.
+        If there is no cluster, it is too small, or a GPU was chosen by its number.
     """
+    needs = needs_of(arguments.device)
     with connected(address) as ray:
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells every step
-        needs = needs_of(arguments.device)
         count_of(ray, most, needs, "--replicas")
         running = 2 * limits.batch  # of a replica: one batch runs, and the next one gathers
         answering: type[Endpoint[Any]] = import_module(get_modality(arguments.kind).serving).ENDPOINT

@@ -66,11 +66,11 @@ def _unseen(path: Path, what: str) -> str:
 
 def spread(command: Command, usual: argparse.Namespace, output: Path, address: str, count: int | None) -> Workers:
     """Processes of a cluster, as many as asked for or as there are cores or GPUs."""
+    needs = needs_of(usual.device)
     module()  # without Ray, no folder of outputs is begun
 
     def work(tasks: list[Task]) -> Iterator[Made]:
         with connected(address) as ray:
-            needs = needs_of(usual.device)
             number = min(count_of(ray, count, needs, "--workers"), len(tasks))
             with tempfile.NamedTemporaryFile(dir=output / FOLDER, prefix="seen-") as mark:
                 given = command, usual, output.absolute(), Path(mark.name).name, str(Path.cwd())

@@ -48,10 +48,11 @@ def keep(at: str, name: str, choice: Any) -> None:
     """Write a choice, which JSON can hold, in one step; a file that cannot be written is no error."""
     kept = read()
     kept.setdefault(at, {})[name] = choice
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as leftovers:
         file = path()
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
+            leftovers.callback(temporary.unlink, missing_ok=True)
             temporary.write_text(json.dumps(kept, indent=1))
 
 

@@ -25,9 +25,16 @@ class replacing:  # noqa: N801  reads as a phrase: `with replacing(path) as temp
             mask = os.umask(0)
             os.umask(mask)
             self.temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
-            self.temporary.replace(self.path)
+            self._put_in_place()
         else:
             self.temporary.unlink(missing_ok=True)
+
+    def _put_in_place(self) -> None:
+        try:
+            self.temporary.replace(self.path)
+        except OSError as error:  # on Windows where another program has the file open
+            advice = f"close it where it is open; the result is in {self.temporary}"
+            raise OSError(f"{self.path} cannot be replaced ({error.strerror}): {advice}") from error
 
 
 def check_writable(path: Path | None, option: str = "-o") -> None:

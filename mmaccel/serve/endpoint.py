@@ -47,8 +47,8 @@ def status_of(error: BaseException) -> int:
     return 400 if isinstance(error, MmaccelError) else 500
 
 
-def message_of(error: BaseException) -> str:
-    """What a client is told of an error."""
+def message_of(error: BaseException | None) -> str:
+    """What a client is told of an error; None is that of an answer that was given up."""
     return str(error) if isinstance(error, MmaccelError) else "the server failed: its log says why"
 
 

@@ -12,8 +12,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ..errors import MmaccelError, shown
-from .endpoint import Answer, Endpoint, Refused, Request
+from ..errors import shown
+from .endpoint import Answer, Endpoint, Refused, Request, message_of
 from .keys import Key
 
 KEPT, SECONDS = 64, 3600  # answers that are kept, and for how long after they are there
@@ -100,8 +100,7 @@ class Promises:
         }
         if status == "failed":
             error = None if promise.future.cancelled() else promise.future.exception()
-            said = str(error) if isinstance(error, MmaccelError) else "the server failed: its log says why"
-            told["error"] = {"code": "failed", "message": said}
+            told["error"] = {"code": "failed", "message": message_of(error)}
         return told
 
     def _found(self, http: HttpRequest) -> Promise:

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+# What Python adds to a class when its annotations are first read; the last two from 3.14 on.
+ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate_func__")
+
 
 def snapshot(target: Any) -> dict[str, Any]:
     """What a method could have left behind: attributes, weights, hooks and class attributes of every module.
@@ -24,7 +27,7 @@ def snapshot(target: Any) -> dict[str, Any]:
         found[f"{name}:class"] = type(part)
         classes.update(type(part).__mro__)
     for cls in classes - {torch.nn.Module}:  # which torch changes itself when it compiles
-        names = {key: id(value) for key, value in vars(cls).items() if key != "__annotations__"}  # made when first read
+        names = {key: id(value) for key, value in vars(cls).items() if key not in ANNOTATIONS}
         found[f"class {cls.__module__}.{cls.__qualname__}"] = names
     return found
 

@@ -9,7 +9,6 @@ minutes in all, in which nothing may grow.
 from __future__ import annotations
 
 import operator
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -105,6 +104,8 @@ def _means(sizes: Any) -> dict[str, float | None]:
 
 def long(asr: StreamingRecognizer, count: int, minutes: float, seconds: float) -> Iterator[dict[str, Any]]:
     """A row for each round of streams that go on."""
+    import resource  # Windows has none
+
     heard, before = Heard(asr, count, is_shared=True), 0.0
     chunks = [*zip(*(one.split(CHUNK) for one in inputs(count, seconds)), strict=True)]
     for number in range(max(1, round(60 * minutes / (count * seconds)))):

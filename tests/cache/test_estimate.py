@@ -108,6 +108,21 @@ def test_what_linux_keeps_of_files_is_free(monkeypatch, text, reclaimable):
     assert estimate.free_memory("cpu") == 3 * 4096 + 1024 * reclaimable
 
 
+@pytest.mark.parametrize(
+    ("most", "left"), (("900", 900 - 700 + 30), ("90", 0), ("max", 3 * 4096), ("9999999", 3 * 4096), (None, 3 * 4096))
+)
+def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch, most, left):
+    """What it holds of files is given back on demand."""
+    files = {"max": most, "current": "700", "stat": "anon 600\nactive_file 10\ninactive_file 20"}
+    for name, text in files.items():
+        if text is not None:
+            (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    monkeypatch.setattr(estimate, "CONTAINER", tmp_path, raising=False)
+    monkeypatch.setattr(estimate, "_reclaimable", lambda: 0)
+    monkeypatch.setattr(estimate.os, "sysconf", lambda name: {"SC_AVPHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}[name])
+    assert estimate.free_memory("cpu") == left
+
+
 def test_what_torch_holds_and_does_not_use_is_free(monkeypatch):
     for name, count in (("memory_reserved", 100), ("memory_allocated", 40), ("mem_get_info", (1000, 5000))):
         monkeypatch.setattr(torch.cuda, name, lambda device, count=count: count)

@@ -43,6 +43,19 @@ def cluster():
         ray.shutdown()
 
 
+@pytest.mark.parametrize("words", (["serve", "image"], ["batch", "image", "INPUT", "-o", "OUTPUT"]))
+def test_a_gpu_by_number_is_left_to_ray(words, tmp_path, capsys, monkeypatch):
+    """Before Ray is asked for anything."""
+    (tmp_path / "x.jsonl").write_text('{"prompt": "red heart"}\n')
+    places = {"INPUT": str(tmp_path / "x.jsonl"), "OUTPUT": str(tmp_path / "made")}
+    monkeypatch.setattr("mmaccel.cluster.replicas.connected", lambda _: pytest.fail("asked Ray"))
+    monkeypatch.setattr("mmaccel.cluster.spread.module", lambda: None)
+    monkeypatch.setattr("mmaccel.cluster.spread.connected", lambda _: pytest.fail("asked Ray"))
+    assert cli.main([*(places.get(word, word) for word in words), "--ray", "--device", "cuda:1"]) == 2
+    assert "--device cuda:1: Ray chooses the GPU of each process: say --device cuda" in capsys.readouterr().err
+    assert connection.needs_of("cuda:0") == connection.needs_of("cuda") == {"num_cpus": 1, "num_gpus": 1}
+
+
 def usual(**changed):
     return argparse.Namespace(**{"times": 1, "model": "toy", "journal": "", "pause": 0.0, "device": "cpu", **changed})
 

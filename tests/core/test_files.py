@@ -127,6 +127,29 @@ def test_a_file_is_closed_hidden_while_it_is_written_and_may_be_taken_away(tmp_p
         output.check_writable(Path("/dev/null"))
 
 
+@pytest.fixture
+def held_open(monkeypatch):
+    """As on Windows, where a file that another program has open cannot be replaced."""
+
+    def replace(self, target):
+        raise PermissionError(errno.EACCES, "Access is denied")
+
+    monkeypatch.setattr(Path, "replace", replace)
+
+
+def test_a_result_is_kept_beside_a_file_that_is_open_in_another_program(tmp_path, held_open):
+    said = r"x.png .*Access is denied.*close.* the result is in .*\.mmaccel-"
+    with pytest.raises(OSError, match=said) as told, output.replacing(tmp_path / "x.png") as temporary:
+        temporary.write_text("new")
+    assert str(temporary) in str(told.value) and temporary.read_text() == "new"
+
+
+def test_a_choice_that_cannot_be_kept_leaves_nothing(tmp_path, monkeypatch, held_open):
+    monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "choices.json")
+    kept_choices.keep("here", "decoding", "packed")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_full_disk_is_said_with_the_option_and_nothing_stays(tmp_path, monkeypatch):
     def full(self, data):
         assert len(data) == output.ROOM

@@ -44,6 +44,14 @@ def test_a_snapshot_sees(what, monkeypatch):
     assert snapshot(model) != before
 
 
+@pytest.mark.parametrize("name", ("__annotations__", "__annotations_cache__", "__annotate_func__"))
+def test_annotations_that_python_keeps_when_they_are_first_read_are_no_trace(name):
+    module = type("Own", (torch.nn.Module,), {})()
+    before = snapshot(module)
+    setattr(type(module), name, None if name == "__annotate_func__" else {})
+    assert snapshot(module) == before
+
+
 def test_a_snapshot_sees_values_of_the_same_sum():
     module = torch.nn.Module()
     for values in ([1.0, 2.0], [2.0, 1.0], [3.0, 0.0], [3.0, -0.0]):

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from apple_gpu import MPS, AppleGpu
 
 from mmaccel import kernels
 from mmaccel.kernels import BlockPlan, policies
@@ -66,6 +67,15 @@ def test_budget_anchors_and_visibility(name, causal, shape):
             if name != "a_shape":
                 assert (count >= target).all()
     assert (mask == visible).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_without_float64_reads_the_same_blocks(name):
+    q, k = draw(queries=72, keys=150)
+    expected = run(name, q, k, 0.4).mask()
+    with AppleGpu():
+        found = run(name, q, k, 0.4).mask()
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(("name", "causal"), itertools.product(NAMES, (True, False)))
@@ -417,6 +427,13 @@ def test_radial_is_its_definition(frames, size, decay):
     padded = torch.zeros(blocks * BLOCK, blocks * BLOCK, dtype=torch.bool)
     padded[:tokens, :tokens] = seen
     assert torch.equal(plan.mask()[0, 0], padded.view(blocks, BLOCK, blocks, BLOCK).any(3).any(1))
+
+
+def test_radial_needs_no_float64():
+    expected = policies.radial(33, 40, decay=0.7).mask()
+    with AppleGpu():
+        found = policies.radial(33, 40, decay=0.7, device=MPS)
+    assert torch.equal(found.mask(), expected)
 
 
 def test_radial_thins_out_with_length():

@@ -447,7 +447,7 @@ def test_env_says_what_torch_says(capsys):
     code, out = run(capsys, "env")
     found = dict(line.split(None, 1) for line in out.out.splitlines())
     assert code == 0 and found["torch"] == torch.__version__ and found["mmaccel"] == mmaccel.__version__
-    assert (found["cuda"].strip() == "not available") == (not torch.cuda.is_available())
+    assert (found["accelerator"].strip() == "none") == (not torch.cuda.is_available())
 
 
 # Captions

@@ -1,5 +1,6 @@
 """The package list, the import names and what ships in the wheel."""
 
+import ast
 import importlib.machinery
 import os
 import subprocess
@@ -35,6 +36,15 @@ def test_every_package_of_the_tree_is_listed():
 def test_every_package_has_an_init():
     missing = [package for package in TOOL["packages"] if not (_folder(package) / "__init__.py").is_file()]
     assert missing == []
+
+
+def test_no_module_begins_with_what_windows_lacks():
+    lacked = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "termios", "tty"}
+    for path in (path for name in set(TOOL["package-dir"].values()) for path in (ROOT / name).rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [part.name for part in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert lacked.isdisjoint(names), path
 
 
 def test_version_is_said_once():

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,27 @@ def test_subtitles(model, wav, tmp_path, capsys, suffix, holds):
     assert cli.main(["run", "speech", str(wav), "-o", str(path), "--endpoint", "energy"]) == 0
     assert holds in path.read_text() and "w11" in path.read_text()
     assert f"wrote {path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("live", ((), ("--live",)))
+def test_words_that_the_encoding_of_a_pipe_lacks_are_written_as_utf_8(model, wav, tmp_path, monkeypatch, live):
+    monkeypatch.setattr(model, "text", lambda tokens: "你好" * len(tokens))
+    out = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")  # of a pipe on Windows
+    monkeypatch.setattr("sys.stdout", out)
+    path = tmp_path / "talk.srt"
+    assert cli.main(["run", "speech", str(wav), "-o", str(path), "--endpoint", "energy", *live]) == 0
+    assert path.exists() and "你好" in out.buffer.getvalue().decode("utf-8")
+
+
+@pytest.mark.parametrize("live", ((), ("--live",)))
+def test_a_reader_who_leaves_takes_no_subtitles_along(model, wav, tmp_path, monkeypatch, live):
+    read, write = os.pipe()
+    os.close(read)
+    path = tmp_path / "talk.srt"
+    with open(write, "w", buffering=1) as out, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", out)
+        assert cli.main(["run", "speech", str(wav), "-o", str(path), "--endpoint", "energy", *live]) == cli.NO_READER
+    assert "w0" in path.read_text() and "w11" in path.read_text()
 
 
 def test_a_pipe(model, samples, tmp_path, capsys, monkeypatch):

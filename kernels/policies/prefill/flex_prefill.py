@@ -7,7 +7,7 @@ import torch
 from mmaccel.kernels.checks import require
 from mmaccel.kernels.plan import BlockPlan
 
-from ..scores import check_count, check_share, head_scores
+from ..scores import check_count, check_share, exact, head_scores
 from .blocks import BlockGrid, exclusive_mass, keep_first, pool_mean, pool_sum
 from .vertical_slash import covering_lines, last_attention, line_mass, on_lines
 
@@ -69,7 +69,7 @@ def flex_prefill(
     attention = last_attention(q, k, block_m, causal, scale)
     trusted = (pattern_distance(q, k, attention, block_n, scale) < tau)[..., None, None]
 
-    weights = grid.pooled_weights(q, k, scale).to(torch.float64)
+    weights = exact(grid.pooled_weights(q, k, scale))
     columns, diagonals = line_mass(attention)
     kept_lines = (covering_lines(columns, gamma), covering_lines(diagonals, gamma))
     key = -torch.where(trusted, weights, on_lines(columns, diagonals, grid))

@@ -98,7 +98,7 @@ def _meet(
     """Whether any query of a piece reads any key of another."""
     (frame_q, low_q, high_q), (frame_k, low_k, high_k) = row, column
     distance = (frame_q - frame_k).abs()
-    halvings = distance.clamp(min=1).double().log2().floor()
+    halvings = (distance.clamp(min=1).float() + 0.5).log2().floor()  # a half away from where it would round
     width = per_frame * decay * torch.exp2(-halvings)
     every = (narrowest / width).ceil().clamp(min=1)
     gap = torch.maximum(low_q - high_k, low_k - high_q).clamp(min=0)

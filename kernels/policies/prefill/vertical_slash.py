@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from mmaccel.kernels.plan import BlockPlan
 
-from ..scores import check_count, head_scores, masked_softmax
+from ..scores import check_count, exact, head_scores, masked_softmax
 from .blocks import BlockGrid, exclusive_mass, keep_first, pool_sum
 
 
@@ -93,7 +93,7 @@ def on_lines(columns: torch.Tensor, diagonals: torch.Tensor, grid: BlockGrid) ->
     kv_len = grid.kv_len
     first_query, last_query, first_key, last_key = grid.edges()
     nearest, farthest = first_query - last_key, last_query - first_key
-    total = F.pad(diagonals.to(torch.float64).cumsum(-1), (1, 0))
+    total = F.pad(exact(diagonals).cumsum(-1), (1, 0))
 
     def between(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         low, high = low.clamp(0, kv_len), (high + 1).clamp(0, kv_len)
@@ -102,7 +102,7 @@ def on_lines(columns: torch.Tensor, diagonals: torch.Tensor, grid: BlockGrid) ->
     crossed = between(nearest, farthest)
     if not grid.causal:
         crossed = torch.maximum(crossed, between(-farthest, -nearest))
-    return torch.maximum(pool_sum(columns.to(torch.float64), grid.block_n)[..., None, :], crossed)
+    return torch.maximum(pool_sum(exact(columns), grid.block_n)[..., None, :], crossed)
 
 
 def covering_lines(mass: torch.Tensor, gamma: float) -> torch.Tensor:
