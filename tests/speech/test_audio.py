@@ -1,5 +1,7 @@
 """Samples from chunks, streams and files."""
 
+import ctypes
+import mmap
 import struct
 import sys
 import wave
@@ -60,7 +62,7 @@ def test_several_channels_are_averaged_whichever_way_round():
 def test_channels_take_turns_in_a_row_as_in_bytes():
     data = b"\x00\x40\x00\x00" * 3
     row = np.frombuffer(data, np.int16)
-    for chunk in (row, torch.tensor(row), memoryview(row), (row / 32_768).tolist()):
+    for chunk in (row, row[None], torch.tensor(row), memoryview(row), (row / 32_768).tolist()):
         assert to_samples(chunk, channels=2).tolist() == to_samples(data, channels=2).tolist() == [0.25] * 3
 
 
@@ -91,6 +93,16 @@ def test_a_chunk_that_waits_is_a_copy_of_an_array_too():
     held = audio.copied(chunk)
     chunk[0] = 0  # a device uses its memory again
     assert to_samples(held).tolist() == [0.5, -1.0]
+
+
+def test_memory_of_other_libraries_holds_16_bit_samples():
+    """As sounddevice's raw streams and PyAV's planes hand it over: it tells no type, and is used again."""
+    for chunk in (mmap.mmap(-1, 4), (ctypes.c_ubyte * 4)()):
+        memoryview(chunk).cast("B")[:] = b"\x00\x40\x00\x80"
+        assert to_samples(chunk).tolist() == [0.5, -1.0]
+        held = audio.copied(chunk)
+        memoryview(chunk).cast("B")[:] = bytes(4)
+        assert to_samples(held).tolist() == [0.5, -1.0]
 
 
 @pytest.mark.parametrize(
