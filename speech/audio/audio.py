@@ -34,8 +34,8 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
     ----------
     chunk
         A numpy array, tensor or list of floats in -1 to 1 (a little more, or clipped, is taken as it is), or of
-        uint8, int16 or int32; or bytes, or a buffer of them, of 16-bit samples, low byte first. Several channels, `[samples, channels]`
-        or `[channels, samples]`, are averaged; in bytes and in a row their samples take turns.
+        uint8, int16 or int32; or bytes, or a buffer of them, of 16-bit samples, low byte first. Several channels,
+        `[samples, channels]` or `[channels, samples]`, are averaged; in bytes and in a row their samples take turns.
     channels
         Number of channels; None (default) to read it from the shape, where a side of 1 is one channel, or 1 for bytes.
 

@@ -208,14 +208,66 @@ def test_a_file_of_another_rate_is_resampled_as_a_stream_is(tmp_path):
     assert torch.equal(read, _resampled(48_000, to_samples(values), 480)[0])
 
 
-def test_a_compressed_file(tmp_path):
+def compressed(path, codec, values, rate=16_000, layout="mono", settings=None, **options):
+    """A file of 16-bit samples `[n]`, or of `[1, samples * channels]`, in what its name ends with."""
     av = pytest.importorskip("av")
-    with av.open(str(tmp_path / "talk.flac"), "w") as container:
-        stream = container.add_stream("flac", rate=16_000, layout="mono")
-        frame = av.AudioFrame.from_ndarray((TONE * 32_767).astype(np.int16)[None], format="s16", layout="mono")
-        frame.sample_rate = 16_000
+    with av.open(str(path), "w", options=options) as container:
+        stream = container.add_stream(codec, rate=rate, layout=layout, options=settings)
+        frame = av.AudioFrame.from_ndarray(values.reshape(1, -1), format="s16", layout=layout)
+        frame.sample_rate = rate
         container.mux([*stream.encode(frame), *stream.encode(None)])
-    assert torch.equal(read_audio(tmp_path / "talk.flac"), to_samples((TONE * 32_767).astype(np.int16)))
+    return path
+
+
+def test_a_compressed_file(tmp_path):
+    sixteen = (TONE * 32_767).astype(np.int16)
+    assert torch.equal(read_audio(compressed(tmp_path / "talk.flac", "flac", sixteen)), to_samples(sixteen))
+
+
+def quiet_then_loud():
+    """Sound whose beginning says nothing of how many bits a second it takes."""
+    noise = np.random.default_rng(0).normal(0, 10_000, 80_000).clip(-32_768, 32_767)
+    return np.concatenate([np.zeros(80_000), noise]).astype(np.int16)
+
+
+VARIABLE = {"flags": "+qscale", "global_quality": "472"}
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "more"),
+    (
+        ("talk.aac", "aac", {}),
+        ("talk.mp3", "libmp3lame", {"write_xing": "0", "settings": VARIABLE}),
+        ("named.mp3", "libmp3lame", {"write_xing": "0", "write_id3v2": "0", "settings": VARIABLE}),
+    ),
+)
+def test_a_file_that_tells_no_length_is_not_cut_off(tmp_path, name, codec, more):
+    samples = read_audio(compressed(tmp_path / name, codec, quiet_then_loud(), **more))
+    assert len(samples) == pytest.approx(160_000, abs=2_048)
+
+
+def test_a_cut_off_mp3_that_tells_its_length(tmp_path):
+    for more in ({}, {"write_id3v2": "0"}):
+        path = compressed(tmp_path / "talk.mp3", "libmp3lame", quiet_then_loud(), settings=VARIABLE, **more)
+        path.write_bytes(path.read_bytes()[:15_000])
+        with pytest.raises(AudioError, match=r"talk.mp3 is cut off after \d.\d\d s"):
+            read_audio(path)
+
+
+def test_channels_of_all_frames_are_mixed_by_one_converter(tmp_path):
+    av = pytest.importorskip("av")
+    left, made = (TONE * 32_767).astype(np.int16), []
+    stereo = np.stack([left, left // 2], 1)
+    file = AudioFile(compressed(tmp_path / "talk.flac", "flac", stereo, layout="stereo"))
+
+    def counted(**more):
+        made.append(av.AudioResampler(**more))
+        return made[-1]
+
+    file.av = SimpleNamespace(**{**vars(av), "AudioResampler": counted})
+    parts = [samples for samples, _ in file]
+    assert len(parts) > 1 and len(made) == 1
+    assert torch.equal(torch.from_numpy(np.concatenate(parts)), to_samples(stereo))
 
 
 def test_of_several_tracks_the_first(tmp_path):
@@ -326,7 +378,8 @@ def test_a_file_that_announces_more_than_it_holds(tmp_path, track, whole, stream
     for skip in (False, True):
         file = AudioFile(tmp_path / "talk.mp3", skip_damaged=skip)
         file.seconds = 1.0
-        container = SimpleNamespace(duration=whole and whole * av.time_base, streams=[None] * streams)
+        form = SimpleNamespace(name="mov,mp4")
+        container = SimpleNamespace(duration=whole and whole * av.time_base, streams=[None] * streams, format=form)
         stream = SimpleNamespace(duration=track and track * 1_000, time_base=0.001)
         if short and not skip:
             with pytest.raises(AudioError, match=r"cut off after 1.00 s"):
