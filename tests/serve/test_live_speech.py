@@ -200,6 +200,9 @@ def test_deepgram_s_messages(address, listener, samples):
     word = ends[0]["channel"]["alternatives"][0]["words"][0]
     assert (word["start"], word["end"]) == (expected[0].words[0].start, expected[0].words[0].end)
     assert any(not result["is_final"] for result in told[:-1]), "words come before the end"
+    about = {"name": "moonshine-tiny", "version": "", "arch": ""}  # its own client takes no result without it
+    assert all(result["metadata"]["model_info"] == about for result in told[:-1])
+    assert len({result["metadata"]["request_id"] for result in told[:-1]}) == 1
     assert told[-1]["type"] == "Metadata" and told[-1]["duration"] == pytest.approx(len(samples) / 16_000)
 
 
