@@ -202,7 +202,7 @@ class Resampler:
 
     def finish(self) -> torch.Tensor:
         """The samples held back until now, `[m]`; empty the second time."""
-        held = torch.empty(0)
+        held = torch.empty(0, device="cpu")  # as the sound, whatever the default is
         if self._inner is not None and not self._finished:
             held = torch.from_numpy(self._inner.resample_chunk(np.empty(0, np.float32), last=True))
         self._finished = True

@@ -58,7 +58,9 @@ class NemotronStream:
         extractor = processor.feature_extractor
         self.samples = self._mels = 0
         self.finished = False
-        self._samples = torch.zeros(extractor.n_fft // 2)  # half a window of silence, as a centred one begins
+        self._samples = torch.zeros(
+            extractor.n_fft // 2, device="cpu"
+        )  # half a window of silence, as a centred one begins
         self._caches: dict[str, Any] = {}
         self._greedy = TransducerGreedy(model)
 
@@ -77,7 +79,7 @@ class NemotronStream:
         """The last tokens with their frames: the last chunk is filled up with silence."""
         found: list[Emission] = []
         while self._mels < self.samples // self.processor.feature_extractor.hop_length:
-            found += self._hear(torch.zeros(self._needed() - len(self._samples)))
+            found += self._hear(self._samples.new_zeros(self._needed() - len(self._samples)))
         self.finished = True
         return found
 

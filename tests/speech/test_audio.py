@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
-from mmaccel.speech.audio import audio, audio_file
+from mmaccel.speech.audio import audio, audio_file, endpoint, upsampled
 from mmaccel.speech.audio.audio import Resampler, read_audio, to_samples
 from mmaccel.speech.audio.audio_file import AudioFile
+from mmaccel.speech.audio.sample_buffer import SampleBuffer
 from mmaccel.speech.audio.wav_header import read_wav_header
 
 TONE = (0.5 * np.sin(np.arange(9_600) * 0.05)).astype(np.float32)
@@ -477,3 +478,16 @@ def test_more_channels_than_are_mixed(tmp_path):
 def test_channels_are_counted(channels):
     with pytest.raises(AudioError, match=f"channels={channels}"):
         to_samples(bytes(8), channels=channels)
+
+
+def test_sound_is_held_on_the_cpu_whatever_the_default_device_is():
+    upsampled._filters.cache_clear()
+    with torch.device("meta"):
+        buffer = SampleBuffer()
+        buffer.append(torch.ones(20_000, device="cpu"))
+        heard = [buffer.read(0, 5), Resampler(16_000).finish()]
+        heard.append(upsampled.Upsampler().push(torch.ones(1_600, device="cpu")))
+        detector = endpoint._SileroDetector(lambda frames, states: (frames.mean(1), states))
+        likelihood = detector(torch.ones(512, device="cpu"))
+    assert {one.device.type for one in heard} == {"cpu"} and heard[0].tolist() == [1.0] * 5
+    assert likelihood == pytest.approx(512 / 576)
