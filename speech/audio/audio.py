@@ -189,24 +189,18 @@ class Resampler:
 
     def __init__(self, rate: float) -> None:
         self.rate = rate = _checked_rate(rate)
-        self._finished = False
         self._inner = None if rate == RATE else _soxr().ResampleStream(rate, RATE, 1, "float32", "HQ")
 
     def push(self, samples: torch.Tensor) -> torch.Tensor:
         """Push samples `[n]` at `rate`; returns the float32 samples `[m]` at 16,000 per second that are complete."""
-        if self._finished:
-            raise AudioError("the stream is finished: make a new one for more sound")
         if self._inner is None:
             return samples
         return torch.from_numpy(self._inner.resample_chunk(samples.numpy()))
 
     def finish(self) -> torch.Tensor:
-        """The samples held back until now, `[m]`; empty the second time."""
-        held = torch.empty(0, device="cpu")  # as the sound, whatever the default is
-        if self._inner is not None and not self._finished:
-            held = torch.from_numpy(self._inner.resample_chunk(np.empty(0, np.float32), last=True))
-        self._finished = True
-        return held
+        """The samples held back until now, `[m]`; nothing follows."""
+        held = np.empty(0, np.float32)
+        return torch.from_numpy(held if self._inner is None else self._inner.resample_chunk(held, last=True))
 
 
 def _soxr() -> Any:
