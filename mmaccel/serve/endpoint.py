@@ -23,7 +23,13 @@ PATIENCE = 0.1  # seconds between looks at whether a client is still there, or h
 GONE = 499  # nobody reads it; as nginx counts clients that left
 KINDS = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 # Of a file in a request: programs send longer ones than people who try a demo.
-FILES = UploadLimits(clip_seconds=1_800.0, audio_seconds=3_600.0, clip_pixels=10**11, read_seconds=60.0)
+FILES = UploadLimits(
+    clip_seconds=1_800.0,
+    audio_seconds=3_600.0,
+    clip_pixels=10**11,
+    audio_samples=2 * 48_000 * 3_600,
+    read_seconds=60.0,
+)
 
 
 class Refused(MmaccelError):

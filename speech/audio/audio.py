@@ -23,7 +23,7 @@ MOST_CHANNELS = 8  # an array whose two sides are both no larger could be either
 LOUDEST = 16.0  # floats beyond this are numbers of another scale, not loud samples
 # Where each kind of integer has its zero, and what it is divided by.
 INTEGERS = {"uint8": (128.0, 128.0), "int16": (0.0, 32_768.0), "int32": (0.0, 2_147_483_648.0)}
-BYTES = ("B", "b", "c")  # formats of memory that holds no numbers of its own
+BYTES = "Bbc"  # formats of memory that holds no numbers of its own, behind its byte order
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
@@ -34,8 +34,8 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
     ----------
     chunk
         A numpy array, tensor or list of floats in -1 to 1 (a little more, or clipped, is taken as it is), or of
-        uint8, int16 or int32; or bytes of 16-bit samples, low byte first. Several channels, `[samples, channels]`
-        or `[channels, samples]`, are averaged; in bytes and in a row their samples take turns.
+        uint8, int16 or int32; or bytes, or a buffer of them, of 16-bit samples, low byte first. Several channels,
+        `[samples, channels]` or `[channels, samples]`, are averaged; in bytes and in a row their samples take turns.
     channels
         Number of channels; None (default) to read it from the shape, where a side of 1 is one channel, or 1 for bytes.
 
@@ -66,19 +66,31 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
 
 def copied(chunk: Any) -> Any:
     """A chunk of sound in memory of its own."""
+    chunk = _viewed(chunk)
     if isinstance(chunk, torch.Tensor):
         return chunk.detach().clone()
-    if isinstance(chunk, bytearray) or (isinstance(chunk, memoryview) and chunk.format in BYTES):
+    if isinstance(chunk, memoryview) and chunk.format[-1] in BYTES:
         return bytes(chunk)
     if isinstance(chunk, np.ndarray | memoryview | array):
         return np.array(chunk)
     return list(chunk) if isinstance(chunk, list) else chunk
 
 
+def _viewed(chunk: Any) -> Any:
+    """A view of what is memory and no array, such as the buffers of sounddevice and the planes of PyAV."""
+    if hasattr(chunk, "dtype") or isinstance(chunk, array):
+        return chunk
+    try:
+        return memoryview(chunk)
+    except TypeError:
+        return chunk
+
+
 def _array(chunk: Any, channels: int | None) -> np.ndarray:
-    if isinstance(chunk, memoryview) and chunk.format not in BYTES:
-        return np.array(chunk)
-    if isinstance(chunk, bytes | bytearray | memoryview):
+    chunk = _viewed(chunk)
+    if isinstance(chunk, memoryview):
+        if chunk.format[-1] not in BYTES:
+            return np.array(chunk)
         data = bytes(chunk)
         if len(data) % (2 * (channels or 1)):
             raise AudioError(f"{len(data)} bytes are not a whole number of 16-bit samples: pass both bytes of each")
@@ -109,8 +121,9 @@ def _check_floats(values: np.ndarray) -> None:
 
 def _mixed(values: np.ndarray, channels: int | None) -> np.ndarray:
     """The mean of all channels, `[samples]`."""
-    if values.ndim == 1:
-        return _mixed_in_turns(values, channels or 1)
+    packed = channels is not None and values.ndim == 2 and values.shape[0] == 1 and channels not in values.shape
+    if values.ndim == 1 or packed:  # [1, samples * channels], as FFmpeg's frames
+        return _mixed_in_turns(values.reshape(-1), channels or 1)
     if values.ndim != 2:
         raise AudioError(f"a chunk of shape {values.shape}: pass [samples] or [samples, channels]")
     side = _channel_side(values.shape[0], values.shape[1], channels)
@@ -176,24 +189,18 @@ class Resampler:
 
     def __init__(self, rate: float) -> None:
         self.rate = rate = _checked_rate(rate)
-        self._finished = False
         self._inner = None if rate == RATE else _soxr().ResampleStream(rate, RATE, 1, "float32", "HQ")
 
     def push(self, samples: torch.Tensor) -> torch.Tensor:
         """Push samples `[n]` at `rate`; returns the float32 samples `[m]` at 16,000 per second that are complete."""
-        if self._finished:
-            raise AudioError("the stream is finished: make a new one for more sound")
         if self._inner is None:
             return samples
         return torch.from_numpy(self._inner.resample_chunk(samples.numpy()))
 
     def finish(self) -> torch.Tensor:
-        """The samples held back until now, `[m]`; empty the second time."""
-        held = torch.empty(0)
-        if self._inner is not None and not self._finished:
-            held = torch.from_numpy(self._inner.resample_chunk(np.empty(0, np.float32), last=True))
-        self._finished = True
-        return held
+        """The samples held back until now, `[m]`; nothing follows."""
+        held = np.empty(0, np.float32)
+        return torch.from_numpy(held if self._inner is None else self._inner.resample_chunk(held, last=True))
 
 
 def _soxr() -> Any:

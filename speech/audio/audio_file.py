@@ -16,6 +16,8 @@ from mmaccel.speech.audio.wav_header import check_wav, read_wav_header
 LONGEST_GAP = 3600.0  # seconds without sound, which are filled with silence
 MOST_CHANNELS = 64
 SLACK = 0.25  # seconds by which the times of a container may be off
+WITHOUT_LENGTH = ("aac", "ac3", "amr", "amrnb", "amrwb", "eac3", "loas")  # FFmpeg's guess for them may be twice as long
+LENGTHS = (b"Xing", b"Info", b"VBRI")  # what an MP3 file tells its length behind, in its first frame
 
 
 class AudioFile:
@@ -38,6 +40,8 @@ class AudioFile:
             raise MissingExtraError('reading audio files needs PyAV: pip install "mmaccel[speech]"') from error
         self.av, self.file, self.skip_damaged, self.options = av, file, skip_damaged, options or {}
         self.seconds = 0.0
+        self._mixer: Any = None
+        self._mixes: tuple[Any, ...] = ()  # the kind of frame that it is for
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, int]]:
         check_wav(self.file)
@@ -60,7 +64,7 @@ class AudioFile:
                 for silence in self._silence(container, frame):
                     self.seconds += len(silence) / frame.sample_rate
                     yield silence, frame.sample_rate
-                samples = _mixed(self.av, frame)
+                samples = self._mixed(frame)
                 self.seconds += len(samples) / frame.sample_rate
                 yield samples, frame.sample_rate
             self._check_length(container, stream)
@@ -101,21 +105,39 @@ class AudioFile:
         """Raise if the file announces more than it holds."""
         known = [float(stream.duration * stream.time_base)] if stream.duration else []
         known += [container.duration / self.av.time_base] if container.duration and len(container.streams) == 1 else []
-        short = self.seconds < 0.98 * max(known, default=0.0) - SLACK
+        told = _tells_length(self.file, container.format.name)
+        short = told and self.seconds < 0.98 * max(known, default=0.0) - SLACK
         header = read_wav_header(self.file)  # FFmpeg takes no notice of what a WAV file lacks
         missing = 0 if header is None else header.missing
         if not self.skip_damaged and (short or missing):
-            told = f"its header says that {missing} more bytes follow; " if missing else ""
+            lacks = f"its header says that {missing} more bytes follow; " if missing else ""
             raise AudioError(
-                f"{self.file} is cut off after {self.seconds:.2f} s: {told}copy it again, or read what is there"
+                f"{self.file} is cut off after {self.seconds:.2f} s: {lacks}copy it again, or read what is there"
                 f" with skip_damaged=True, or repair it: ffmpeg -i {self.file.name} -ar 16000 good.wav"
             )
 
+    def _mixed(self, frame: Any) -> np.ndarray:
+        """Samples of a frame as float32, the mean of its channels."""
+        kind = (frame.format.name, frame.layout.name, frame.sample_rate)
+        if kind != self._mixes:
+            # One plane for all channels: PyAV crashes on more than a few planes.
+            self._mixer = self.av.AudioResampler(format="flt", layout=frame.layout, rate=frame.sample_rate)
+            self._mixes = kind
+        frame.pts = None  # frames come one behind the other; gaps are filled before
+        converted = self._mixer.resample(frame)
+        values = np.concatenate([part.to_ndarray().reshape(-1, len(frame.layout.channels)) for part in converted])
+        mixed: np.ndarray = values.mean(1, dtype=np.float32)
+        return mixed
 
-def _mixed(av: Any, frame: Any) -> np.ndarray:
-    """Samples of a frame as float32, the mean of its channels."""
-    # One plane for all channels: PyAV crashes on more than a few planes.
-    converted = av.AudioResampler(format="flt", layout=frame.layout, rate=frame.sample_rate).resample(frame)
-    values = np.concatenate([part.to_ndarray().reshape(-1, len(frame.layout.channels)) for part in converted])
-    mixed: np.ndarray = values.mean(1, dtype=np.float32)
-    return mixed
+
+def _tells_length(file: Path, form: str) -> bool:
+    """Whether a file of FFmpeg's format `form` tells its length, which FFmpeg else guesses by the bits of a second."""
+    if form != "mp3":
+        return form not in WITHOUT_LENGTH
+    with file.open("rb") as stream:
+        head = stream.read(10)
+        if head[:3] == b"ID3":  # a tag before the sound, whose size has 7 bits in each byte
+            stream.seek(sum(byte << 7 * place for place, byte in enumerate(reversed(head[6:]))), 1)
+            head = b""
+        head += stream.read(2_048)
+        return any(name in head for name in LENGTHS)

@@ -115,8 +115,8 @@ class _SileroDetector:
 
     def __init__(self, network: Any) -> None:
         self.network = network
-        self.state = torch.zeros(self.STATE, dtype=torch.float32)
-        self.context = torch.zeros(self.CONTEXT, dtype=torch.float32)
+        self.state = torch.zeros(self.STATE, dtype=torch.float32, device="cpu")  # where the network is
+        self.context = torch.zeros(self.CONTEXT, dtype=torch.float32, device="cpu")
 
     def __call__(self, frame: torch.Tensor) -> float:
         return self.judge([(self, frame)])[0]

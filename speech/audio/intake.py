@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from mmaccel.errors import SettingError
+from mmaccel.method import is_count
+
 from .audio import Resampler, to_samples
 
 
@@ -22,7 +25,7 @@ class Intake:
     Raises
     ------
     SettingError
-        If the rate is not a usual one.
+        If the rate is not a usual one, or such a number of channels cannot be.
 
     Examples
     --------
@@ -31,6 +34,8 @@ class Intake:
     """
 
     def __init__(self, rate: float, channels: int | None = None) -> None:
+        if channels is not None and not is_count(channels, 1, 64):
+            raise SettingError(f"channels={channels!r}: pass how many there are, such as 2, or None")
         self.channels = channels
         self._resampler = Resampler(rate)
         self._heard: int | None = None  # channels of the last chunk that has several

@@ -24,7 +24,7 @@ class SampleBuffer:
 
     def __init__(self) -> None:
         self.start = 0
-        self._samples = torch.empty(0, dtype=torch.float32)
+        self._samples = torch.empty(0, dtype=torch.float32, device="cpu")
         self._first = self._last = 0  # of what is held, in `_samples`
 
     @property
@@ -61,6 +61,6 @@ class SampleBuffer:
     def _make_room(self, count: int) -> None:
         """Move what is held to the front, of a memory twice as large as is needed: each sample moves rarely."""
         held = self._samples[self._first : self._last]
-        larger = torch.empty(max(2 * (held.numel() + count), 16_000), dtype=torch.float32)
+        larger = torch.empty(max(2 * (held.numel() + count), 16_000), dtype=torch.float32, device="cpu")
         larger[: held.numel()] = held
         self._samples, self._first, self._last = larger, 0, held.numel()

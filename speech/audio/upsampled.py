@@ -13,10 +13,12 @@ BETA = 9.0  # of the Kaiser window: 90 dB below
 @cache
 def _filters() -> torch.Tensor:
     """A windowed sinc `[3, 1, TAPS + 2]` for each of the three samples that two become."""
-    places = torch.arange(TAPS + 2, dtype=torch.float64)
-    centres = TAPS / 2 + torch.tensor([0.0, 2 / 3, 4 / 3], dtype=torch.float64)
+    places = torch.arange(TAPS + 2, dtype=torch.float64, device="cpu")
+    centres = TAPS / 2 + places.new_tensor([0.0, 2 / 3, 4 / 3])
     away = places - centres[:, None]
-    window = torch.i0(BETA * (1 - (away / (TAPS / 2)).clamp(-1, 1) ** 2).sqrt()) / torch.i0(torch.tensor(BETA))
+    window = torch.i0(BETA * (1 - (away / (TAPS / 2)).clamp(-1, 1) ** 2).sqrt()) / torch.i0(
+        torch.tensor(BETA, device="cpu")
+    )
     return torch.where(away.abs() <= TAPS / 2, torch.sinc(away) * window, 0.0).float()[:, None]
 
 
@@ -33,7 +35,7 @@ class Upsampler:
     """
 
     def __init__(self) -> None:
-        self._held = torch.zeros(TAPS // 2)
+        self._held = torch.zeros(TAPS // 2, device="cpu")
 
     def push(self, samples: torch.Tensor) -> torch.Tensor:
         """Samples `[m]` that new ones `[n]` complete."""

@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.cache.argument import cached
+from mmaccel.decoding.setting import setting
 from mmaccel.patching import wrap_in_thread
 
 
@@ -19,7 +20,8 @@ class DepthDecoding:
     For each frame of 80 ms, CSM lets its depth decoder generate a text of one token for each codebook, with all the
     preparation of `generate`, and with a copy of the weights of a codebook's head for each token. Here the settings and
     processors of the first frame serve the others, and heads are used where they lie. The same tokens are drawn from
-    the same random state. Where a frame begins with what the decoder takes for padding, its own `generate` runs.
+    the same random state. Where a frame begins with what the decoder takes for padding, or a cache of another kind is
+    asked for, such as the static one of compiled passes, its own `generate` runs.
 
     Parameters
     ----------
@@ -40,7 +42,8 @@ class DepthDecoding:
         self, original: Callable[..., Any], input_ids: torch.Tensor, backbone_last_hidden_state: torch.Tensor
     ) -> Any:
         pad = self.decoder.generation_config.pad_token_id
-        if pad is not None and (input_ids == pad).any():
+        has_padding = pad is not None and (input_ids == pad).any()
+        if has_padding or setting(self.decoder, {}, "cache_implementation") is not None:
             return original(input_ids=input_ids, backbone_last_hidden_state=backbone_last_hidden_state)
         if self._processors is not None:
             return self._frame(input_ids, backbone_last_hidden_state)

@@ -34,7 +34,9 @@ class GrowingConvolutions:
         self._weight = second.weight * norm.weight[:, None]
         self._of_ones = self._weight.sum((1, 2))[:, None]
         self._constant = (second.bias + (second.weight * norm.bias[:, None]).sum((1, 2)))[:, None]
-        self._sums = torch.zeros(2, 0, dtype=torch.float64)  # of each frame of the first, and of its squares
+        self._sums = torch.zeros(
+            2, 0, dtype=torch.float64, device="cpu"
+        )  # of each frame of the first, and of its squares
         self._second = torch.zeros(encoder.conv2.out_channels, 0, device=encoder.device)
 
     def states(self, samples: torch.Tensor) -> torch.Tensor:
@@ -58,8 +60,8 @@ class GrowingConvolutions:
         begin = self._second.shape[1] * second.stride[0]  # the first frame that the next output sees
         heard = samples[begin * first.stride[0] :].to(self._second.device)
         hidden = torch.tanh(first(heard[None, None]))[0]
-        new = hidden[:, self._sums.shape[1] - begin :].double()
-        sums = torch.cat([self._sums, torch.stack([new.sum(0), new.square().sum(0)]).cpu()], 1)
+        new = hidden[:, self._sums.shape[1] - begin :].cpu().double()  # Apple's GPUs have no float64
+        sums = torch.cat([self._sums, torch.stack([new.sum(0), new.square().sum(0)])], 1)
         outputs = self._second
         if hidden.shape[1] >= second.kernel_size[0]:
             outputs = torch.cat([outputs, conv1d(hidden[None], self._weight, stride=second.stride)[0]], 1)

@@ -101,7 +101,7 @@ class ChatAdapter(WrittenAdapter):
     def prompt(self, context: str = "") -> list[int]:
         """The last token of the prompt; those before it stand in what :meth:`encode` returns."""
         if self._last is None:
-            ids = self._inputs(torch.zeros(self.sample_rate // 5))["input_ids"]
+            ids = self._inputs(torch.zeros(self.sample_rate // 5, device="cpu"))["input_ids"]
             self._last = int(ids[0, -1])
         return [self._last]
 

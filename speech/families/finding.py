@@ -25,9 +25,34 @@ def recognising(model: Any, packed: bool) -> Any:
     """
     if packed and isinstance(model, Session | SpeechAdapter):
         raise SettingError(f"packed=True with a {type(model).__name__}: pass the model itself")
-    if not isinstance(model, torch.nn.Module) or not has_twin(model):
+    if not _can_have_twin(model):
         return model
     return with_packed_linears(model) if packed else with_skinny_linears(model)
+
+
+def _can_have_twin(model: Any) -> bool:
+    return isinstance(model, torch.nn.Module) and has_twin(model)
+
+
+def parts_of(model: Any) -> list[tuple[Any, ...]]:
+    """The modules that a twin was made of, and which adapter is active in those of peft; none where there is no twin.
+
+    Not whether adapters are on: Granite's own `generate` switches that.
+    """
+    return _parts(model) if _can_have_twin(model) else []
+
+
+def check_parts(model: Any, parts: list[tuple[Any, ...]]) -> None:
+    """Raise if a model has others than its twin was made of, by :func:`parts_of`."""
+    if parts and _parts(model) != parts:
+        raise SettingError(
+            f"modules or adapters of this {type(model).__name__} were replaced, which its recogniser does"
+            " not follow: make another, as with speech.StreamingRecognizer(model, processor)"
+        )
+
+
+def _parts(model: torch.nn.Module) -> list[tuple[Any, ...]]:
+    return [(part, getattr(part, "active_adapter", None)) for part in model.modules()]
 
 
 def adapter_of(model: Any, processor: Any) -> SpeechAdapter:

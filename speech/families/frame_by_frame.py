@@ -48,7 +48,7 @@ class FrameStream(ABC):
     def peek(self) -> torch.Tensor:
         """The tokens `[1, t, 3]` that would follow if the audio ended now; the stream goes on as before."""
         other = self._ahead()
-        return as_states(other._hear(torch.zeros(self._silence())))
+        return as_states(other._hear(torch.zeros(self._silence(), device="cpu")))
 
     def _ahead(self) -> FrameStream:
         other = copy.copy(self)
@@ -84,7 +84,7 @@ class CodecFrameStream(FrameStream):
         self._size, self._rate = int(config.frame_size), int(extractor.sampling_rate)
         self._before = int((extractor.audio_silence_prefix_seconds or 0) * self._rate)
         self._delay = extractor.audio_delay_seconds or 0
-        self._wave, self._upsampler = torch.zeros(self._before), Upsampler()
+        self._wave, self._upsampler = torch.zeros(self._before, device="cpu"), Upsampler()
         start = model.generation_config.bos_token_id
         self._last = int(config.bos_token_id if start is None else start)
         self._codes = torch.full((1, config.num_codebooks), int(config.audio_bos_token_id), device=model.device)
@@ -136,7 +136,7 @@ class MelFrameStream(FrameStream):
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
         given = processor(
-            torch.zeros(processor.num_samples_first_audio_chunk).numpy(),
+            torch.zeros(processor.num_samples_first_audio_chunk, device="cpu").numpy(),
             is_streaming=True,
             is_first_audio_chunk=True,
             return_tensors="pt",
@@ -147,7 +147,7 @@ class MelFrameStream(FrameStream):
         self._mels, self._hop = int(model.config.audio_length_per_tok), int(extractor.hop_length)
         self._size, self._window = self._mels * self._hop, int(extractor.n_fft)
         before = (self._ids.shape[1] - int(processor.num_delay_tokens) - 1) * self._size
-        self._wave = torch.zeros(self._window // 2 + before)  # half a window, as a centred one begins
+        self._wave = torch.zeros(self._window // 2 + before, device="cpu")  # half a window, as a centred one begins
         self._features: torch.Tensor | None = None  # of the frames whose token waits for the next one
 
     def _silence(self) -> int:

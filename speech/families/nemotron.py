@@ -39,7 +39,7 @@ class NemotronStream:
     Raises
     ------
     SettingError
-        If the model was not trained with the lookahead, samples are not one row of floats, or the stream is finished.
+        If the model was not trained with the lookahead, or samples are not one row of floats.
 
     Examples
     --------
@@ -58,16 +58,15 @@ class NemotronStream:
         self.factor = int(model.config.encoder_config.subsampling_factor)
         extractor = processor.feature_extractor
         self.samples = self._mels = 0
-        self.finished = False
-        self._samples = torch.zeros(extractor.n_fft // 2)  # half a window of silence, as a centred one begins
+        self._samples = torch.zeros(
+            extractor.n_fft // 2, device="cpu"
+        )  # half a window of silence, as a centred one begins
         self._caches: dict[str, Any] = {}
         self._greedy = TransducerGreedy(model)
 
     @torch.no_grad()
     def hear(self, samples: torch.Tensor) -> list[Emission]:
         """Push `samples` `[n]` at the processor's rate; returns the new tokens with their frames."""
-        if self.finished:
-            raise SettingError("this stream is finished: make another NemotronStream")
         if samples.ndim != 1 or not samples.is_floating_point():
             raise SettingError(f"samples {list(samples.shape)} {samples.dtype}: pass one row [n] of floats")
         self.samples += len(samples)
@@ -75,11 +74,10 @@ class NemotronStream:
 
     @torch.no_grad()
     def rest(self) -> list[Emission]:
-        """The last tokens with their frames: the last chunk is filled up with silence."""
+        """The last tokens with their frames: the last chunk is filled up with silence, and nothing follows."""
         found: list[Emission] = []
         while self._mels < self.samples // self.processor.feature_extractor.hop_length:
-            found += self._hear(torch.zeros(self._needed() - len(self._samples)))
-        self.finished = True
+            found += self._hear(self._samples.new_zeros(self._needed() - len(self._samples)))
         return found
 
     def ahead(self) -> NemotronStream:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ..stream.units import is_unspaced, units
 from .adapter import Word
 
-WORD_STARTS = ("Ġ", "▁")  # how byte-level and SentencePiece tokens say that a space comes before
+WORD_STARTS = ("Ġ", "▁", " ")  # how byte-level, SentencePiece and Mistral's tokens say that a space comes before
 LOST = "\ufffd"  # what part of a character's bytes is decoded to
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -23,6 +24,9 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     """Take raw 16-bit samples, and answer with `Results`."""
     listening, has_partials = _begun(line.query, recognizer, name)
     await line.open()
+    # Deepgram's own clients take no result without it
+    model = {"name": name, "version": "", "arch": ""}
+    about = {"metadata": {"request_id": secrets.token_hex(16), "model_uuid": "", "model_info": model}}
     reached = 0.0
     while True:
         message = await line.take()
@@ -35,7 +39,7 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
         events = await (run_in_threadpool(listening.end) if kind else run_in_threadpool(listening.push, samples))
         for said in _results(events, has_partials, reached, kind == "Finalize"):
             reached = said["start"] + said["duration"] if said["is_final"] else reached
-            await line.give(said)
+            await line.give({**said, **about})
         if kind == "CloseStream":
             await line.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
             return

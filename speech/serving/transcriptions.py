@@ -23,6 +23,7 @@ from ..stream.events import Event, Final
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.subtitles import FORMATS
 from ..stream.transcribe import Transcript, pieces, transcript
+from ..stream.units import joined
 from . import deepgram, flux, realtime
 from .session_settings import PROMPT
 
@@ -49,8 +50,8 @@ class Recording(Request):
         Whether ``"verbose_json"`` has the words too.
     said
         What a stream of events has told so far.
-    has_begun
-        Whether it was given a text to tell.
+    last
+        The text that it was given to tell last.
     """
 
     samples: torch.Tensor
@@ -59,7 +60,7 @@ class Recording(Request):
     language: str | None
     has_words: bool
     said: list[str] = field(default_factory=list)
-    has_begun: bool = False
+    last: str = ""
 
 
 class TranscriptionEndpoint(Endpoint[Recording]):
@@ -143,8 +144,8 @@ def _handed_on(events: list[Event], request: Recording) -> Iterator[Event]:
     """Events, of which finals go into the stream of the request too."""
     for event in events:
         if request.pieces is not None and isinstance(event, Final) and event.text:
-            request.pieces.put(f" {event.text}" if request.has_begun else event.text)
-            request.has_begun = True
+            request.pieces.put(joined([request.last, event.text])[len(request.last) :])
+            request.last = event.text
         yield event
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import unicodedata
 from typing import TextIO
 
 from .events import Eager, Event, Final, Partial
@@ -44,9 +45,8 @@ class LiveText:
 
     def _redraw(self, stable: str, unstable: str) -> None:
         """The end of the line, as far as it fits."""
-        room = self.width - 1
-        unstable = unstable[-room:]
-        stable = stable[max(0, len(stable) - room + len(unstable)) :]
+        unstable, room = _fitting(unstable, self.width - 1)
+        stable, _ = _fitting(stable, room)
         self.out.write(f"{CLEAR}{stable}{DIM}{unstable}{PLAIN}")
 
     def _add(self, partial: Partial) -> None:
@@ -59,3 +59,13 @@ class LiveText:
         rest = rest if shown else rest.lstrip()
         kept = list(map(plain, units(self._shown + rest))) == list(map(plain, said))
         return f"{rest}\n" if kept else f"{rest}\n= {final.text}\n"
+
+
+def _fitting(text: str, room: int) -> tuple[str, int]:
+    """The end of a text that fits into so many columns, and how many are left; most Chinese characters take two."""
+    for place in range(len(text), 0, -1):
+        columns = 2 if unicodedata.east_asian_width(text[place - 1]) in "WF" else 1
+        if columns > room:
+            return text[place:], 0
+        room -= columns
+    return text, room

@@ -22,7 +22,7 @@ from ..decoding.loops import repeats
 from ..decoding.merge_audio_tokens import refuse_merged
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded, Word, encode_together
-from ..families.finding import adapter_of, recognising
+from ..families.finding import adapter_of, check_parts, parts_of, recognising
 from ..policies.local_agreement import LocalAgreement
 from ..policies.policy import StreamingPolicy
 from .segmenter import check_update_interval
@@ -110,6 +110,7 @@ class StreamingRecognizer:
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.adapter = adapter_of(recognising(model, packed), processor)
+        self._model, self._parts = model, parts_of(model)
         self.language, self.task, self.prompt = language, task, prompt
         self.adapter.instruct(language, task, prompt)
         self.policy = LocalAgreement(2) if policy is None else policy
@@ -192,11 +193,10 @@ class StreamingRecognizer:
         Raises
         ------
         SettingError
-            If a setting is out of range.
+            If a setting is out of range, or modules or adapters of the model were replaced meanwhile.
         """
         check_update_interval(update_interval)
-        if channels is not None and not is_count(channels, 1, 64):
-            raise SettingError(f"channels={channels!r}: pass how many there are, such as 2, or None")
+        check_parts(self._model, self._parts)
         return SpeechStream(self, sample_rate, update_interval, channels)
 
     def streams(

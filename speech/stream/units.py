@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -69,6 +69,18 @@ def behind(before: str, unit: str) -> str:
     """
     spaced = not (unit[:1].isspace() or _UNSPACED.match(unit) or _UNSPACED.match(before.strip()))
     return f" {unit}" if spaced else unit
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Texts that follow each other, as one; empty ones leave no gap.
+
+    Examples
+    --------
+    >>> joined(["Try again.", "", "Fail."]), joined(["\u4f60\u597d", "\u4e16\u754c\u3002"])
+    ('Try again. Fail.', '\u4f60\u597d\u4e16\u754c\u3002')
+    """
+    told = [text for text in texts if text.strip()]
+    return "".join(told[:1] + [behind(units(before)[-1], text) for before, text in pairwise(told)])
 
 
 def ends_sentence(text: str) -> bool:

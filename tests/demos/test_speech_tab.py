@@ -436,6 +436,8 @@ def test_words_of_many_lines(tmp_path, monkeypatch):
     assert "stays" not in words.page(over=True)
     words.take([speech.Final("", (), 200.0, 201.0)])
     assert words.partial is None and words.text == "line0 line1 line2"
+    words.take([speech.Final(text, (), 202.0, 203.0) for text in ("\u4f60", "\u597d")])
+    assert words.text == "line0 line1 line2\u4f60\u597d"
     assert all("line0" in Path(file).read_text() and "line2" in Path(file).read_text() for file in words.save(tmp_path))
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import json
+import queue
 import threading
+from types import SimpleNamespace
 
 import pytest
 from listening import client, listening
@@ -14,7 +16,7 @@ from websockets.sync.client import connect
 from mmaccel import speech
 from mmaccel.serve.app import ServerLimits
 from mmaccel.serve.sockets import Line
-from mmaccel.speech.serving import flux, realtime
+from mmaccel.speech.serving import flux, realtime, transcriptions
 
 DONE = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
@@ -91,6 +93,19 @@ def test_a_commit_of_a_noise_without_words_is_answered_too(listener):
     answered = ["input_audio_buffer.speech_stopped", "input_audio_buffer.committed", DONE]
     assert [event["type"] for event in told] == answered
     assert told[-1]["transcript"] == ""
+
+
+def test_what_is_told_in_parts_is_joined_as_its_script_is(listener):
+    finals = [speech.Final(text, (), 0.0, 1.0) for text in ("\u4f60", "\u597d")]
+    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation._texts = [final.text for final in finals]
+    assert conversation._completed()[-1]["transcript"] == "\u4f60\u597d"
+    turns = flux.Turns(is_eager=True)
+    told = turns.take([*finals, speech.Resumed(1.0), speech.Partial("", "\u4f60", "")], 1.0, False)
+    assert [message["transcript"] for message in told] == ["\u4f60\u597d", "\u4f60\u597d\u4f60"]
+    request = SimpleNamespace(pieces=queue.SimpleQueue(), last="")
+    list(transcriptions._handed_on(finals, request))
+    assert [request.pieces.get(), request.pieces.get()] == ["\u4f60", "\u597d"]
 
 
 def test_the_beta_s_messages_are_taken_too(listener):
@@ -200,6 +215,9 @@ def test_deepgram_s_messages(address, listener, samples):
     word = ends[0]["channel"]["alternatives"][0]["words"][0]
     assert (word["start"], word["end"]) == (expected[0].words[0].start, expected[0].words[0].end)
     assert any(not result["is_final"] for result in told[:-1]), "words come before the end"
+    about = {"name": "moonshine-tiny", "version": "", "arch": ""}  # its own client takes no result without it
+    assert all(result["metadata"]["model_info"] == about for result in told[:-1])
+    assert len({result["metadata"]["request_id"] for result in told[:-1]}) == 1
     assert told[-1]["type"] == "Metadata" and told[-1]["duration"] == pytest.approx(len(samples) / 16_000)
 
 

@@ -3,6 +3,7 @@
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import openai
@@ -11,9 +12,10 @@ from listening import client, listening
 
 from mmaccel import speech
 from mmaccel.errors import AudioError, SettingError
-from mmaccel.serve.endpoint import Left
+from mmaccel.serve.endpoint import FILES, Left
 from mmaccel.serve.forms import Upload
 from mmaccel.speech.serving import transcriptions
+from mmaccel.uploads.decoder import check_samples
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,10 @@ def test_long_recordings_are_refused(listener, recording, monkeypatch):
     monkeypatch.setattr(transcriptions, "FILES", replace(transcriptions.FILES, audio_seconds=2))
     with pytest.raises(AudioError, match="recording.wav lasts longer than 2 s"):
         listener.parse({"file": Upload("a.wav", recording.read_bytes())})
+
+
+def test_an_hour_in_stereo_is_not_too_much():
+    check_samples(Path("talk.mp3"), 2 * 48_000 * FILES.audio_seconds, FILES)
 
 
 def test_what_nobody_waits_for_is_given_up(listener, recording):

@@ -482,6 +482,10 @@ def test_words_end_before_their_punctuation(tiny):
     texts |= {15: " Yes", 16: " ", 17: " -"}
     words = adapter.words(Encoded(torch.zeros(1, 1, 1), 2.0), [15, 16, 17, 15], [1])
     assert words == [Word("Yes", 0.0, 0.4), Word("-", 1.0, 1.2), Word("Yes", 1.2, 1.5)], "a space is no word"
+    names |= {15: "Try", 16: " ag", 17: "ain"}  # as Mistral's tokenizers
+    texts |= {number: names[number] for number in (15, 16, 17)}
+    words = adapter.words(Encoded(torch.zeros(1, 1, 1), 2.0), [15, 16, 17], [1])
+    assert [word.text for word in words] == ["Try", "again"]
 
 
 def test_characters_of_scripts_without_spaces_begin_words(tiny):

@@ -1,5 +1,7 @@
 """Samples from chunks, streams and files."""
 
+import ctypes
+import mmap
 import struct
 import sys
 import wave
@@ -11,9 +13,10 @@ import pytest
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
-from mmaccel.speech.audio import audio, audio_file
+from mmaccel.speech.audio import audio, audio_file, endpoint, upsampled
 from mmaccel.speech.audio.audio import Resampler, read_audio, to_samples
 from mmaccel.speech.audio.audio_file import AudioFile
+from mmaccel.speech.audio.sample_buffer import SampleBuffer
 from mmaccel.speech.audio.wav_header import read_wav_header
 
 TONE = (0.5 * np.sin(np.arange(9_600) * 0.05)).astype(np.float32)
@@ -60,7 +63,7 @@ def test_several_channels_are_averaged_whichever_way_round():
 def test_channels_take_turns_in_a_row_as_in_bytes():
     data = b"\x00\x40\x00\x00" * 3
     row = np.frombuffer(data, np.int16)
-    for chunk in (row, torch.tensor(row), memoryview(row), (row / 32_768).tolist()):
+    for chunk in (row, row[None], torch.tensor(row), memoryview(row), (row / 32_768).tolist()):
         assert to_samples(chunk, channels=2).tolist() == to_samples(data, channels=2).tolist() == [0.25] * 3
 
 
@@ -93,6 +96,16 @@ def test_a_chunk_that_waits_is_a_copy_of_an_array_too():
     assert to_samples(held).tolist() == [0.5, -1.0]
 
 
+def test_memory_of_other_libraries_holds_16_bit_samples():
+    """As sounddevice's raw streams and PyAV's planes hand it over: it tells no type, and is used again."""
+    for chunk in (mmap.mmap(-1, 4), (ctypes.c_ubyte * 4)()):
+        memoryview(chunk).cast("B")[:] = b"\x00\x40\x00\x80"
+        assert to_samples(chunk).tolist() == [0.5, -1.0]
+        held = audio.copied(chunk)
+        memoryview(chunk).cast("B")[:] = bytes(4)
+        assert to_samples(held).tolist() == [0.5, -1.0]
+
+
 @pytest.mark.parametrize(
     ("chunk", "message"),
     [
@@ -121,26 +134,23 @@ def test_what_cannot_be_sound(chunk, message):
 def _resampled(rate, samples, size):
     resampler = Resampler(rate)
     out = [resampler.push(samples[start : start + size]) for start in range(0, len(samples), size)]
-    return torch.cat([*out, resampler.finish()]), resampler
+    return torch.cat([*out, resampler.finish()])
 
 
 @pytest.mark.parametrize("rate", (8_000, 11_025, 16_000, 22_050, 44_100, 48_000))
 def test_a_stream_does_not_depend_on_how_it_is_cut(rate):
     generator = torch.Generator().manual_seed(0)
     sound = torch.randn(6 * rate, generator=generator) * 0.1
-    short, resampler = _resampled(rate, sound, rate // 100)  # 10 ms
+    short = _resampled(rate, sound, rate // 100)  # 10 ms
     for size in (5 * rate, 777, len(sound)):
-        assert torch.equal(_resampled(rate, sound, size)[0], short)
+        assert torch.equal(_resampled(rate, sound, size), short)
     assert abs(len(short) - 6 * 16_000) <= 1
-    assert len(resampler.finish()) == 0
-    with pytest.raises(AudioError, match="finished: make a new one"):
-        resampler.push(sound)
 
 
 @pytest.mark.parametrize("rate", (8_000, 44_100, 48_000))
 def test_a_tone_keeps_its_pitch_and_loudness(rate):
     seconds = torch.arange(2 * rate) / rate
-    made, _ = _resampled(rate, torch.sin(2 * torch.pi * 440 * seconds), 480)
+    made = _resampled(rate, torch.sin(2 * torch.pi * 440 * seconds), 480)
     expected = torch.sin(2 * torch.pi * 440 * torch.arange(32_000) / 16_000)
     inside = slice(1_000, -1_000)
     assert torch.allclose(made[inside], expected[inside], atol=2e-3)
@@ -162,7 +172,7 @@ def test_the_lowest_and_the_highest_rate():
 def test_rates_of_numpy():
     for rate in (np.int64(16_000), np.float32(16_000)):
         assert torch.equal(Resampler(rate).push(torch.ones(3)), torch.ones(3))
-    assert torch.equal(_resampled(np.int32(8_000), torch.ones(800), 80)[0], _resampled(8_000, torch.ones(800), 80)[0])
+    assert torch.equal(_resampled(np.int32(8_000), torch.ones(800), 80), _resampled(8_000, torch.ones(800), 80))
 
 
 def test_without_soxr_only_other_rates_fail(monkeypatch):
@@ -193,17 +203,69 @@ def test_a_file_is_what_was_written(tmp_path):
 def test_a_file_of_another_rate_is_resampled_as_a_stream_is(tmp_path):
     values = (TONE * 32_767).astype(np.int16)
     read = read_audio(_write_wav(tmp_path / "talk.wav", values, 48_000))
-    assert torch.equal(read, _resampled(48_000, to_samples(values), 480)[0])
+    assert torch.equal(read, _resampled(48_000, to_samples(values), 480))
+
+
+def compressed(path, codec, values, rate=16_000, layout="mono", settings=None, **options):
+    """A file of 16-bit samples `[n]`, or of `[1, samples * channels]`, in what its name ends with."""
+    av = pytest.importorskip("av")
+    with av.open(str(path), "w", options=options) as container:
+        stream = container.add_stream(codec, rate=rate, layout=layout, options=settings)
+        frame = av.AudioFrame.from_ndarray(values.reshape(1, -1), format="s16", layout=layout)
+        frame.sample_rate = rate
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+    return path
 
 
 def test_a_compressed_file(tmp_path):
+    sixteen = (TONE * 32_767).astype(np.int16)
+    assert torch.equal(read_audio(compressed(tmp_path / "talk.flac", "flac", sixteen)), to_samples(sixteen))
+
+
+def quiet_then_loud():
+    """Sound whose beginning says nothing of how many bits a second it takes."""
+    noise = np.random.default_rng(0).normal(0, 10_000, 80_000).clip(-32_768, 32_767)
+    return np.concatenate([np.zeros(80_000), noise]).astype(np.int16)
+
+
+VARIABLE = {"flags": "+qscale", "global_quality": "472"}
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "more"),
+    (
+        ("talk.aac", "aac", {}),
+        ("talk.mp3", "libmp3lame", {"write_xing": "0", "settings": VARIABLE}),
+        ("named.mp3", "libmp3lame", {"write_xing": "0", "write_id3v2": "0", "settings": VARIABLE}),
+    ),
+)
+def test_a_file_that_tells_no_length_is_not_cut_off(tmp_path, name, codec, more):
+    samples = read_audio(compressed(tmp_path / name, codec, quiet_then_loud(), **more))
+    assert len(samples) == pytest.approx(160_000, abs=2_048)
+
+
+def test_a_cut_off_mp3_that_tells_its_length(tmp_path):
+    for more in ({}, {"write_id3v2": "0"}):
+        path = compressed(tmp_path / "talk.mp3", "libmp3lame", quiet_then_loud(), settings=VARIABLE, **more)
+        path.write_bytes(path.read_bytes()[:15_000])
+        with pytest.raises(AudioError, match=r"talk.mp3 is cut off after \d.\d\d s"):
+            read_audio(path)
+
+
+def test_channels_of_all_frames_are_mixed_by_one_converter(tmp_path):
     av = pytest.importorskip("av")
-    with av.open(str(tmp_path / "talk.flac"), "w") as container:
-        stream = container.add_stream("flac", rate=16_000, layout="mono")
-        frame = av.AudioFrame.from_ndarray((TONE * 32_767).astype(np.int16)[None], format="s16", layout="mono")
-        frame.sample_rate = 16_000
-        container.mux([*stream.encode(frame), *stream.encode(None)])
-    assert torch.equal(read_audio(tmp_path / "talk.flac"), to_samples((TONE * 32_767).astype(np.int16)))
+    left, made = (TONE * 32_767).astype(np.int16), []
+    stereo = np.stack([left, left // 2], 1)
+    file = AudioFile(compressed(tmp_path / "talk.flac", "flac", stereo, layout="stereo"))
+
+    def counted(**more):
+        made.append(av.AudioResampler(**more))
+        return made[-1]
+
+    file.av = SimpleNamespace(**{**vars(av), "AudioResampler": counted})
+    parts = [samples for samples, _ in file]
+    assert len(parts) > 1 and len(made) == 1
+    assert torch.equal(torch.from_numpy(np.concatenate(parts)), to_samples(stereo))
 
 
 def test_of_several_tracks_the_first(tmp_path):
@@ -314,7 +376,8 @@ def test_a_file_that_announces_more_than_it_holds(tmp_path, track, whole, stream
     for skip in (False, True):
         file = AudioFile(tmp_path / "talk.mp3", skip_damaged=skip)
         file.seconds = 1.0
-        container = SimpleNamespace(duration=whole and whole * av.time_base, streams=[None] * streams)
+        form = SimpleNamespace(name="mov,mp4")
+        container = SimpleNamespace(duration=whole and whole * av.time_base, streams=[None] * streams, format=form)
         stream = SimpleNamespace(duration=track and track * 1_000, time_base=0.001)
         if short and not skip:
             with pytest.raises(AudioError, match=r"cut off after 1.00 s"):
@@ -412,3 +475,16 @@ def test_more_channels_than_are_mixed(tmp_path):
 def test_channels_are_counted(channels):
     with pytest.raises(AudioError, match=f"channels={channels}"):
         to_samples(bytes(8), channels=channels)
+
+
+def test_sound_is_held_on_the_cpu_whatever_the_default_device_is():
+    upsampled._filters.cache_clear()
+    with torch.device("meta"):
+        buffer = SampleBuffer()
+        buffer.append(torch.ones(20_000, device="cpu"))
+        heard = [buffer.read(0, 5), Resampler(16_000).finish()]
+        heard.append(upsampled.Upsampler().push(torch.ones(1_600, device="cpu")))
+        detector = endpoint._SileroDetector(lambda frames, states: (frames.mean(1), states))
+        likelihood = detector(torch.ones(512, device="cpu"))
+    assert {one.device.type for one in heard} == {"cpu"} and heard[0].tolist() == [1.0] * 5
+    assert likelihood == pytest.approx(512 / 576)

@@ -301,7 +301,11 @@ def test_words_are_judged_against_the_plain_text_and_the_reference(moonshine):
 def test_segments_without_words_leave_no_gap(moonshine):
     made = trial(moonshine)
     made.recogniser = SimpleNamespace(text=lambda tokens: "".join(tokens))
-    assert made.texts(Transcription([["one", "", "two"], [""]])) == ["one two", ""]
+    assert made.texts(Transcription([["one", "", "two"], [""], ["\u4f60", "\u597d"]])) == [
+        "one two",
+        "",
+        "\u4f60\u597d",
+    ]
 
 
 def test_figures_of_calls_are_added_up_by_hand():

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from peft import LoraConfig
 
 import mmaccel
 from mmaccel import speech
@@ -127,6 +128,32 @@ def test_a_model_that_cannot_have_a_twin_has_one_lock(tiny):
     one, other = (StreamingRecognizer(model, processor, endpoint=ENDPOINT) for _ in range(2))
     assert one.adapter.target is other.adapter.target is model and one.lock is other.lock
     assert _finals(one) == _finals(other) == expected
+
+
+@pytest.mark.parametrize("packed", (False, True))
+def test_other_modules_take_another_recogniser(tiny, packed):
+    """As adapters put in; its twin would go on with the old ones."""
+    model, processor = tiny
+    recognizer = StreamingRecognizer(model, processor, endpoint=ENDPOINT, packed=packed)
+    recognizer.stream().close()
+    head = model.get_output_embeddings()
+    model.set_output_embeddings(torch.nn.Linear(head.in_features, head.out_features, bias=False))
+    with pytest.raises(SettingError, match=f"of this {type(model).__name__} were replaced.*make another"):
+        recognizer.told().stream()
+    StreamingRecognizer(model, processor, endpoint=ENDPOINT).stream().close()
+
+
+def test_another_lora_takes_another_recogniser(tiny):
+    model, processor = tiny
+    config = LoraConfig(target_modules=["q_proj"], r=2)
+    for name in ("one", "other"):
+        model.add_adapter(config, name)
+    recognizer = StreamingRecognizer(model, processor, endpoint=ENDPOINT)
+    model.set_adapter("one")
+    with pytest.raises(SettingError, match="were replaced"):
+        recognizer.stream()
+    model.set_adapter("other")
+    recognizer.stream().close()
 
 
 def test_a_given_adapter_is_not_changed(tiny):

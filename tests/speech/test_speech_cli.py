@@ -283,6 +283,11 @@ def test_live_text_on_a_terminal():
     assert out.getvalue() == f"{CLEAR}e text\x1b[2m open\x1b[0m"
     live.show([Final("A long stable text.", (), 0, 1)])
     assert out.getvalue().endswith(f"{CLEAR}A long stable text.\n")
+    you = "\u4f60"  # takes two columns
+    LiveText(out, width=20).show([Partial(you * 30, " no", "")])
+    assert out.getvalue().endswith(f"{CLEAR}{you * 8}\x1b[2m no\x1b[0m")
+    LiveText(out, width=20).show([Partial("a", you * 30, "")])
+    assert out.getvalue().endswith(f"{CLEAR}\x1b[2m{you * 9}\x1b[0m"), "half of one is none"
 
 
 @pytest.fixture(scope="module")

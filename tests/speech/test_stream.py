@@ -732,6 +732,11 @@ def test_finals_without_text_leave_no_gap():
     assert transcript(segments, StreamStats()).text == "one two"
 
 
+def test_finals_are_joined_as_their_scripts_are():
+    segments = [Final(text, (), 0.0, 1.0) for text in ("\u4f60\u597d", "\u4e16\u754c\u3002", "GPT", "says")]
+    assert transcript(segments, StreamStats()).text == "\u4f60\u597d\u4e16\u754c\u3002GPT says"
+
+
 def test_an_async_source():
     async def chunks(samples):
         for chunk in samples.split(1600):

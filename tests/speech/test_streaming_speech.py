@@ -242,6 +242,18 @@ def test_padding_of_the_depth_decoder_is_masked_as_by_its_own_generate(csm):
         assert torch.equal(voice.generated, wanted)
 
 
+def test_a_cache_that_is_asked_for_is_used_by_its_own_generate():
+    model, caches = build(), []
+    model.depth_decoder.generation_config.cache_implementation = "static"
+    model.depth_decoder.generation_config.disable_compile = True
+    model.depth_decoder.model.register_forward_pre_hook(
+        lambda module, args, kwargs: caches.append(type(kwargs["past_key_values"]).__name__), with_kwargs=True
+    )
+    voice = StreamingSpeech(model)
+    list(voice.stream(**arguments(**SETTINGS["greedy"])))
+    assert set(caches) == {"StaticCache"}
+
+
 def test_what_ends_the_generating_thread_reaches_who_listens(csm):
     def leave(*_):
         raise SystemExit(3)

@@ -118,6 +118,7 @@ def test_scripts_without_spaces_are_joined_without():
     assert not re.search(r"\s", cues([Final(text, (), 0, 3)])[0].lines[0])
     several = (Word("\u4f60\u597d", 0, 1), Word("\u5417\u3002", 1, 2))
     assert cues([Final(text, several, 0, 3)])[0].lines == (text,)
+    assert json.loads(to_json([Final(text, (), 0, 3), Final(text, (), 3, 6)]))["text"] == 2 * text
 
 
 def test_none_is_shown_for_longer_than_the_layout_allows():

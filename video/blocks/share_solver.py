@@ -176,7 +176,7 @@ def share_errors(
         The same one step before.
     """
     order = token_change(before, last_before).argsort(descending=True, stable=True)
-    error = token_change(added, last_added)[order].double().cpu()
+    error = token_change(added, last_added)[order].cpu().double()  # Apple's GPUs have no float64
     left = torch.cat([error.flip(0).cumsum(0).flip(0), torch.zeros(1, dtype=torch.float64)])  # behind the first ones
     size = float(added.float().square().sum())
     counts = [round(part * len(error) / PARTS) for part in range(PARTS + 1)]
