@@ -65,8 +65,8 @@ def kept_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 OWN_HOOKS = ("mmaccel.", "transformers.", "torch.")  # modules whose hooks change no keys
 
 
-def changers(model: torch.nn.Module) -> Iterator[str]:
-    """Names of the functions that are hooked to parts of a model, and may change what these compute.
+def changers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Parts of a model and the functions that are hooked to them, which may change what these compute.
 
     What is hooked to the model itself, or to what holds its layers, sees all of it and is taken to look only.
     """
@@ -77,7 +77,7 @@ def changers(model: torch.nn.Module) -> Iterator[str]:
         for hook in () if name in holding else (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             function = getattr(hook, "func", hook)  # of a partial
             if not (getattr(function, "__module__", None) or "").startswith(OWN_HOOKS):
-                yield f"{name} {getattr(function, '__qualname__', type(function).__qualname__)}"
+                yield name, hook
 
 
 def keeps_its_own_way(module: torch.nn.Module) -> bool:

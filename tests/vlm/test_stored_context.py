@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -240,6 +241,21 @@ def test_an_adapter_that_is_switched_off_makes_another_model(stored):
         assert context(fast)["from_store"] == 0
         fast.generate(**arguments())
         assert context(fast)["from_store"] == 64
+
+
+def test_another_adapter_of_a_call_makes_another_model(llama, stored):
+    """`adapter_names` of a call are hooked to the layers of peft while it runs."""
+    model, arguments = copy.deepcopy(llama[0]), llama[1]
+    config = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    tuned = get_peft_model(model, config, adapter_name="fr")
+    tuned.add_adapter("de", config)
+    tuned.eval()
+    plain = {name: tuned.generate(**arguments(), adapter_names=[name]) for name in ("fr", "de")}
+    assert not torch.equal(*plain.values())
+    with mmaccel.accelerate(model, stored) as fast:
+        for name, seen in (("fr", 0), ("de", 0), ("fr", 64)):
+            assert torch.equal(tuned.generate(**arguments(), adapter_names=[name]), plain[name])
+            assert context(fast)["from_store"] == seen
 
 
 def test_a_broken_entry_is_computed_again(llama, stored):
