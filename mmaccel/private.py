@@ -167,11 +167,12 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return result
 
 
-def attention_function(name: str | None) -> Callable[..., Any]:
-    """The function that transformers runs for an attention implementation other than `"eager"`."""
+def attention_function(name: str | None, module: Any = None) -> Callable[..., Any]:
+    """The function that transformers runs for an attention implementation; `"eager"` is one of the module's file."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name or "sdpa"]
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name or "sdpa", eager)
     return function
 
 
@@ -253,14 +254,6 @@ def with_attention(config: Any, name: str) -> Any:
     return changed
 
 
-def picture_tiles(config: Any, image_sizes: Any) -> list[int]:
-    """Number of tower tiles for each picture `(height, width)` of a LLaVA model, if pictures are tiled."""
-    from transformers.models.llava_onevision.modeling_llava_onevision import image_size_to_num_patches
-
-    side = config.vision_config.image_size
-    return [image_size_to_num_patches(size, config.image_grid_pinpoints, side) for size in image_sizes]
-
-
 def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
     """The order in which the tower of Qwen2.5-VL processes its merged tokens, `[L]`."""
     from transformers.vision_utils import get_vision_window_index
@@ -272,12 +265,6 @@ def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
         patch_size=tower.patch_size,
     )
     return index
-
-
-def rotated_key(attention: torch.nn.Module, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Keys `[B, H, T, E]` with the rotary embedding of that attention's model, angles `[B, T, E]`."""
-    turned: torch.Tensor = sys.modules[type(attention).__module__].apply_rotary_pos_emb(key, key, cos, sin)[1]
-    return turned
 
 
 def is_split(target: Any) -> bool:

@@ -8,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import mmaccel
+from mmaccel import private
 from mmaccel.cache import EvictingCache, SelectingCache
 from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import UnsupportedTargetError
@@ -203,6 +204,33 @@ def test_the_scale_of_a_model_reaches_selected_tokens_and_sparse_blocks():
     key, value = torch.cat([key, new[1]], 2), torch.cat([value, new[2]], 2)
     dense = scaled_dot_product_attention(new[0], key, value, scale=0.9, enable_gqa=True)
     assert torch.allclose(output.transpose(1, 2), dense, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", (SelectKV(budget=None, tokens=8), CompressKV(budget=0.3)))
+def test_attention_that_is_switched_within_a_session_is_that_of_the_model(method):
+    """As continuous batching does: a method has no part in it, and all of it is the model's own."""
+    model, arguments = examples.llama()
+    given, names = arguments(), []
+
+    def other(module, query, key, value, mask, **more):
+        names.append(module.config._attn_implementation)
+        return sdpa_attention_forward(module, query, key * 0.5, value, mask, **more)
+
+    private.register_attention("other", other)
+    try:
+        for name in ("other", "eager"):
+            model.set_attn_implementation(name)
+            plain = model.generate(**given)
+            model.set_attn_implementation("sdpa")
+            with mmaccel.accelerate(model, method) as fast:
+                model.set_attn_implementation(name)
+                assert torch.equal(fast.generate(**given), plain)
+                model.set_attn_implementation("sdpa")
+                fast.generate(**given)
+                assert fast.report.engaged
+    finally:
+        private.unregister_attention("other")
+    assert {*names} == {"other"}
 
 
 def test_each_beam_has_the_pictures_of_its_prompt():
