@@ -242,7 +242,7 @@ def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], at
 
     Each module gets a configuration that asks for a new name, ``mmaccel_0`` and so on, in transformers' table. Only
     modules without an :func:`unfit_attention` can be routed: transformers' flash attention, for one, loads what the
-    configuration names. Where the model's attention is set to another one later, as continuous batching does, that runs.
+    configuration names. Where the model's attention is set to another later, as continuous batching does, that runs.
     """
     names: dict[str | None, str] = {}
     for module in modules:

@@ -13,7 +13,7 @@ from transformers import EncoderDecoderCache
 
 from mmaccel import private
 
-from .generated_text import Drafts, GeneratedText, Verdicts, of_row
+from .generated_text import Drafts, GeneratedText, Verdicts, of_row, positions_of
 from .matching import Draft, Likely, Verdict, match
 from .pass_attention import PassAttention
 from .rollback import Rollback
@@ -88,8 +88,10 @@ class GeneratedTexts:
         self.cache = found.self_attention_cache if isinstance(found, EncoderDecoderCache) else found
         embeds = kwargs.get("inputs_embeds")
         length = self.start if embeds is None else max(self.start, embeds.shape[1])
+        positions = positions_of(model)
         for text in self.texts:
             text.unread = max(0, length - 1 - self.cache.get_seq_length())
+            text.longest = positions - length + self.start
         prefix = "" if self.is_decoder else "decoder_"
         self._mask, self._places = f"{prefix}attention_mask", f"{prefix}position_ids"
 
