@@ -14,10 +14,21 @@ USUAL_CACHE = ("dynamic", "hybrid")
 
 def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     """An argument of `generate`, from the call, its generation config or the model's; None for the default."""
+    found = _asked(model, kwargs, name)
+    return None if name == "cache_implementation" and found in USUAL_CACHE else found
+
+
+def _asked(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     sources = (kwargs.get("generation_config"), model.generation_config)
     values = [kwargs.get(name), *(getattr(source, name, None) for source in sources if source is not None)]
-    found = next((value for value in values if value is not None), None)
-    return None if name == "cache_implementation" and found in USUAL_CACHE else found
+    return next((value for value in values if value is not None), None)
+
+
+def give_cache(model: Any, kwargs: dict[str, Any], cache: Any) -> None:
+    """Put a cache into the arguments of a call that asks for the usual one, if for any: `generate` takes one of both"""
+    kwargs["past_key_values"] = cache
+    if _asked(model, kwargs, "cache_implementation") is not None:
+        kwargs["cache_implementation"] = None
 
 
 def why_no_cache(model: Any) -> str | None:

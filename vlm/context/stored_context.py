@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from mmaccel.cache import ContextStore
 from mmaccel.cache.model_hash import model_hash
-from mmaccel.decoding.setting import tokens_made
+from mmaccel.decoding.setting import give_cache, tokens_made
 from mmaccel.errors import SettingError
 from mmaccel.files.user_cache import cache_folder
 from mmaccel.method import Advice, Method, is_count, is_number
@@ -135,7 +135,8 @@ class StoredContext(Method[Session]):
         if seen:
             prompt.go_on(kwargs, session.adapter)
             cache.batch_repeat_interleave(copies(session.target, kwargs))
-        result = original(**{**kwargs, "past_key_values": cache})
+        give_cache(session.target, kwargs, cache)
+        result = original(**kwargs)
         written = 0
         is_new = prompt.stops and (entry is None or not entry.stops.keys() >= prompt.stops.keys())
         if is_new and prompt.length - seen >= self.least:

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.cache import require_memory
-from mmaccel.decoding.setting import prompt_ids, setting
+from mmaccel.decoding.setting import give_cache, prompt_ids, setting
 from mmaccel.report import Report
 
 from ..input.prompt import Prompt
@@ -43,7 +43,7 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
     require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)
     cache.reader = attention
-    kwargs["past_key_values"] = cache
+    give_cache(model, kwargs, cache)
     return cache
 
 
