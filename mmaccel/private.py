@@ -10,6 +10,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -41,6 +42,12 @@ def own_loop(
     return model._sample(
         input_ids, logits_processor=processors, stopping_criteria=criteria, generation_config=config, **kwargs
     )
+
+
+def for_steps(model: Any) -> AbstractContextManager[None]:
+    """In which the model's own loop makes steps of one token: on a GPU, experts are multiplied otherwise there."""
+    entered: AbstractContextManager[None] = model._optimize_model_for_decode()
+    return entered
 
 
 def is_synced(model: Any, asked: bool | None) -> bool:
@@ -141,6 +148,12 @@ BELOW_HOOK = "_old_forward"  # that in which accelerate keeps the forward below 
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether `module.compile()` was called."""
     return getattr(module, COMPILED_CALL, None) is not None
+
+
+def runs_compiled(module: torch.nn.Module) -> bool:
+    """Whether a module was compiled: its call, its `forward` alone, or in a wrapper around it."""
+    alone = hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    return is_compiled(module) or alone or hasattr(module, "_orig_mod")
 
 
 def _onednn(name: str) -> Any:
