@@ -62,5 +62,6 @@ def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
     if sequences is None:
         return 0
     ids = prompt_ids(kwargs)
-    given = 0 if ids is None else ids.shape[-1]
+    begun = kwargs.get("inputs_embeds") is None  # with the token that texts begin with, where there is no prompt
+    given = int(begun) if ids is None else ids.shape[-1]
     return int(sequences.shape[:-1].numel() * (sequences.shape[-1] - given))  # batched continuously it is [1, B, L]

@@ -372,6 +372,7 @@ def test_lengths_of_a_call():
     for given in ({"input_ids": ids}, {"inputs": ids}):
         assert tokens_made(result, given) == tokens_made(SimpleNamespace(sequences=result), given) == 3 * 5
     assert tokens_made(result[None], {"input_ids": ids}) == 3 * 5, "as continuous batching returns them"
+    assert tokens_made(result, {}) == tokens_made(result, {"input_ids": None}) == 3 * 8, "behind the first token"
     assert tokens_made(result, {"inputs_embeds": torch.zeros(3, 4, 2)}) == 3 * 9, "they come without the prompt"
 
 

@@ -331,3 +331,22 @@ def test_what_does_not_fit_is_refused(llama):
     for bad in ({"gigabytes": -1}, {"least": 0}, {"folder": 3}):
         with pytest.raises(SettingError, match=next(iter(bad))):
             StoredContext(**bad)
+
+
+def test_a_prompt_with_a_token_that_pads_and_ends_is_whole(llama, stored):
+    """As `generate` takes it where no mask is given."""
+    model, arguments = llama
+    given = arguments(attention_mask=None, pad_token_id=2, eos_token_id=2)
+    given["input_ids"][0, 40] = 2
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, stored) as fast:
+        for seen in (0, 64):
+            assert torch.equal(fast.generate(**given), plain) and context(fast)["from_store"] == seen
+
+
+def test_a_pass_writes_a_token_of_each_text(llama, stored):
+    model, arguments = llama
+    given = arguments(num_return_sequences=4, do_sample=True, max_new_tokens=6, eos_token_id=None)
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**given)
+        assert fast.report.tokens == 24 and fast.report.plain_forwards == fast.report.forwards == 6

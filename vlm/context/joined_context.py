@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from mmaccel.cache import ContextStore
 from mmaccel.cache.context_store import State
 from mmaccel.cache.model_hash import model_hash
-from mmaccel.decoding.setting import give_cache, tokens_made
+from mmaccel.decoding.setting import give_cache, setting, tokens_made
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -153,7 +153,8 @@ class JoinedContext(StoredContext):
         result = original(**kwargs)
         session.report.warnings.extend(store.troubles)
         store.troubles.clear()
-        self._fill(session.report, tokens_made(result, kwargs), prompt.length, seen, written)
+        rows = setting(session.target, kwargs, "num_return_sequences") or 1
+        self._fill(session.report, tokens_made(result, kwargs), rows, prompt.length, seen, written)
         session.report.details["context"]["parts"] = len(parts)
         return result
 
