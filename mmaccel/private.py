@@ -184,7 +184,7 @@ def attention_function(name: str | None, module: Any = None) -> Callable[..., An
     """The function that transformers runs for an attention implementation; `"eager"` is one of the module's file."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name or "sdpa", eager)
     return function
 
