@@ -207,7 +207,6 @@ def hook(
     always
         Whether `after` also runs after an `Exception`, without an output; torch leaves it out when Ctrl-C interrupts.
     """
-
     if after is not None:
         placed = module.register_forward_hook(_Hook(module, after), with_kwargs=True, always_call=always)
         stack.callback(placed.remove)
@@ -243,7 +242,7 @@ def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], at
 
     Each module gets a configuration that asks for a new name, ``mmaccel_0`` and so on, in transformers' table. Only
     modules without an :func:`unfit_attention` can be routed: transformers' flash attention, for one, loads what the
-    configuration names.
+    configuration names. Where the model's attention is set to another later, as continuous batching does, that runs.
     """
     names: dict[str | None, str] = {}
     for module in modules:
@@ -251,9 +250,22 @@ def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], at
         asked = private.attention_name(config)
         if asked not in names:
             names[asked] = name = f"mmaccel_{next(_numbers)}"
-            private.register_attention(name, functools.partial(attend, private.attention_function(asked)))
+            routed = functools.partial(attend, private.attention_function(asked))
+            plain = private.attention_name(private.plain_config(config))
+            private.register_attention(name, functools.partial(_unless_switched, plain, routed))
             stack.callback(private.unregister_attention, name)
         override(stack, module, "config", private.with_attention(config, names[asked]))
+
+
+def _unless_switched(plain: str | None, routed: Callable[..., Any], module: Any, *given: Any, **more: Any) -> Any:
+    """Attention by `routed`, or by what the model was set to since its own was `plain`."""
+    config = private.plain_config(module.config)
+    name = private.attention_name(config)
+    if name == plain:
+        return routed(module, *given, **more)
+    with ExitStack() as stack:
+        override(stack, module, "config", config)  # whose name flash attention goes by
+        return private.attention_function(name, module)(module, *given, **more)
 
 
 class AttentionMode(TorchFunctionMode):

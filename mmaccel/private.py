@@ -10,6 +10,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -43,6 +44,12 @@ def own_loop(
     )
 
 
+def for_steps(model: Any) -> AbstractContextManager[None]:
+    """In which the model's own loop makes steps of one token: on a GPU, experts are multiplied otherwise there."""
+    entered: AbstractContextManager[None] = model._optimize_model_for_decode()
+    return entered
+
+
 def is_synced(model: Any, asked: bool | None) -> bool:
     """Whether all ranks make equally many passes in `generate`: as was asked, or with ZeRO-3 and FSDP by itself."""
     ranks = torch.distributed
@@ -65,8 +72,8 @@ def kept_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 OWN_HOOKS = ("mmaccel.", "transformers.", "torch.")  # modules whose hooks change no keys
 
 
-def changers(model: torch.nn.Module) -> Iterator[str]:
-    """Names of the functions that are hooked to parts of a model, and may change what these compute.
+def changers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Parts of a model and the functions that are hooked to them, which may change what these compute.
 
     What is hooked to the model itself, or to what holds its layers, sees all of it and is taken to look only.
     """
@@ -77,7 +84,7 @@ def changers(model: torch.nn.Module) -> Iterator[str]:
         for hook in () if name in holding else (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             function = getattr(hook, "func", hook)  # of a partial
             if not (getattr(function, "__module__", None) or "").startswith(OWN_HOOKS):
-                yield f"{name} {getattr(function, '__qualname__', type(function).__qualname__)}"
+                yield name, hook
 
 
 def keeps_its_own_way(module: torch.nn.Module) -> bool:
@@ -143,6 +150,12 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return getattr(module, COMPILED_CALL, None) is not None
 
 
+def runs_compiled(module: torch.nn.Module) -> bool:
+    """Whether a module was compiled: its call, its `forward` alone, or in a wrapper around it."""
+    alone = hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    return is_compiled(module) or alone or hasattr(module, "_orig_mod")
+
+
 def _onednn(name: str) -> Any:
     return getattr(torch.ops.mkldnn, name, None) if torch.backends.mkldnn.is_available() else None
 
@@ -167,11 +180,12 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return result
 
 
-def attention_function(name: str | None) -> Callable[..., Any]:
-    """The function that transformers runs for an attention implementation other than `"eager"`."""
+def attention_function(name: str | None, module: Any = None) -> Callable[..., Any]:
+    """The function that transformers runs for an attention implementation; `"eager"` is one of the module's file."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name or "sdpa"]
+    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name or "sdpa", eager)
     return function
 
 
@@ -253,14 +267,6 @@ def with_attention(config: Any, name: str) -> Any:
     return changed
 
 
-def picture_tiles(config: Any, image_sizes: Any) -> list[int]:
-    """Number of tower tiles for each picture `(height, width)` of a LLaVA model, if pictures are tiled."""
-    from transformers.models.llava_onevision.modeling_llava_onevision import image_size_to_num_patches
-
-    side = config.vision_config.image_size
-    return [image_size_to_num_patches(size, config.image_grid_pinpoints, side) for size in image_sizes]
-
-
 def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
     """The order in which the tower of Qwen2.5-VL processes its merged tokens, `[L]`."""
     from transformers.vision_utils import get_vision_window_index
@@ -272,12 +278,6 @@ def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
         patch_size=tower.patch_size,
     )
     return index
-
-
-def rotated_key(attention: torch.nn.Module, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Keys `[B, H, T, E]` with the rotary embedding of that attention's model, angles `[B, T, E]`."""
-    turned: torch.Tensor = sys.modules[type(attention).__module__].apply_rotary_pos_emb(key, key, cos, sin)[1]
-    return turned
 
 
 def is_split(target: Any) -> bool:

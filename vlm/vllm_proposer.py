@@ -103,7 +103,7 @@ class Proposer:
             if not sampled:
                 found.append([])
                 continue
-            tokens = [int(token) for token in token_ids_cpu[row][: int(num_tokens_no_spec[row])]]
+            tokens = token_ids_cpu[row][: int(num_tokens_no_spec[row])].tolist()
             text = self._continued(before, tokens, len(sampled)) or self._begun(tokens, before)
             self.texts.append(text)
             found.append(text.propose(min(self.most, self.longest - len(tokens) - 1)))

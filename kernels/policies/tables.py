@@ -35,15 +35,22 @@ ALL = 2**62  # more lines than any attention has
 def _by_budget(policy: Prefill, name: str = "budget", **settings: Any) -> Prefill:
     """A policy whose setting `name` is the budget, with settings that leave the choice to it."""
 
-    def plan(q: torch.Tensor, k: torch.Tensor, *, budget: float, causal: bool, **blocks: int) -> BlockPlan:
+    def plan(q: torch.Tensor, k: torch.Tensor, *, budget: float, causal: bool, **more: Any) -> BlockPlan:
         check_share("budget", budget)
-        return policy(q, k, causal=causal, **{name: budget}, **settings, **blocks)
+        return policy(q, k, causal=causal, **{name: budget}, **settings, **more)
 
     return plan
 
 
 def _a_shape(
-    q: torch.Tensor, k: torch.Tensor, *, budget: float, causal: bool, block_m: int = 64, block_n: int = 64
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    budget: float,
+    causal: bool,
+    block_m: int = 64,
+    block_n: int = 64,
+    scale: float | None = None,
 ) -> BlockPlan:
     """One block of sinks, and the widest window that the budget allows."""
     check_attention(q, k, k)
@@ -60,7 +67,7 @@ PREFILL: dict[str, Prefill] = {
     "flex_prefill": _by_budget(flex_prefill, gamma=1.0, min_budget=0),
     "sparge": _by_budget(sparge, p=1.0),
 }
-"""Prefill policies, `(q, k, *, budget, causal, block_m=64, block_n=64) -> BlockPlan`.
+"""Prefill policies, `(q, k, *, budget, causal, block_m=64, block_n=64, scale=None) -> BlockPlan`.
 
 `budget` in (0, 1] is the target share of the blocks that are visible, per head (`pooled_top_k`: per row), to the
 nearest whole number; 1 gives all of them. What a policy always keeps (the first block, the diagonal if causal)
@@ -82,13 +89,14 @@ def _decoding(policy: Choice, name: str = "", learn: Choice | None = None) -> Ch
         count: int,
         state: dict[str, Any],
         valid: torch.Tensor | None = None,
+        scale: float | None = None,
     ) -> torch.Tensor:
-        ends = _ends(count)
+        more = {"count": count, "valid": valid, "scale": scale, **_ends(count)}
         if learn is None:
-            return policy(q, k, lengths, state=state, count=count, valid=valid, **ends)
+            return policy(q, k, lengths, state=state, **more)
         if name not in state:
             state[name] = learn(q, k, lengths=lengths, valid=valid)
-        return policy(q, k, lengths, count=count, valid=valid, **{name: state[name]}, **ends)
+        return policy(q, k, lengths, **{name: state[name]}, **more)
 
     return choose
 
@@ -104,7 +112,7 @@ DECODE: dict[str, Choice] = {
     "fasa": _decoding(fasa, "pairs", dominant_pairs),
     "recycled_attention": _decoding(recycled_attention),
 }
-"""Decode policies, `(q, k, lengths, *, count, state, valid=None) -> int32 [B, Hkv, S]`.
+"""Decode policies, `(q, k, lengths, *, count, state, valid=None, scale=None) -> int32 [B, Hkv, S]`.
 
 `count` tokens are chosen, up to 4 sinks and 64 recent ones among them (fewer for a small count); the new tokens
 are always among them. Every tenth step of `recycled_attention` attends to all tokens, whatever the count. `state` is a
@@ -140,6 +148,7 @@ def _streaming(
     count: int,
     valid: torch.Tensor | None = None,
     visual: Visual | None = None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """4 sinks, or half of a small count."""
     check_count("count", count, 2)
@@ -152,7 +161,7 @@ COMPRESS: dict[str, Choice] = {
     "streaming": _streaming,
     "st_lite": _voting(st_lite, window=32),
 }
-"""Compression policies, `(q_window, k, *, count, valid=None, visual=None) -> int32 [B, Hkv, S]`.
+"""Compression policies, `(q_window, k, *, count, valid=None, visual=None, scale=None) -> int32 [B, Hkv, S]`.
 
 `count` is at least 2. `visual` says which tokens of each row are visual; policies that do not care ignore it. Those
 that go by votes also take `window`, at most half of the count, and `kernel`; `snap_kv` also `head_budgets`.

@@ -10,7 +10,7 @@ import torch
 from .layers import AttentionReader, cache_layers
 from .rollback import RollbackCache, RollbackLayer
 
-# `(q, k, lengths, *, count, state, valid) -> token_idx`, as in mmaccel.kernels.policies.DECODE
+# `(q, k, lengths, *, count, state, valid, scale) -> token_idx`, as in mmaccel.kernels.policies.DECODE
 Policy = Callable[..., torch.Tensor]
 
 
@@ -44,7 +44,14 @@ class SelectingLayer(RollbackLayer):
         """The policy's memory of these rows of the batch."""
         return self.states.setdefault(rows, {})
 
-    def choose(self, query: torch.Tensor, keys: torch.Tensor, count: int, rows: tuple[int, ...]) -> torch.Tensor:
+    def choose(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        count: int,
+        rows: tuple[int, ...],
+        scale: float | None = None,
+    ) -> torch.Tensor:
         """Ask the policy for `count` tokens of these rows.
 
         Parameters
@@ -53,13 +60,15 @@ class SelectingLayer(RollbackLayer):
             The newest queries of the rows, and all their keys, padding cut off.
         rows
             Their numbers in the batch: what the policy remembers belongs to them.
+        scale
+            Of the model's scores, None for ``D ** -0.5``.
 
         Returns
         -------
         int32 `[b, Hkv, S]`, ascending, -1 last.
         """
         lengths = torch.full((keys.shape[0],), keys.shape[2], dtype=torch.int32, device=keys.device)
-        return self.cache.policy(query, keys, lengths, count=count, state=self.state(rows))
+        return self.cache.policy(query, keys, lengths, count=count, state=self.state(rows), scale=scale)
 
     # What the policy remembers holds for the rows and tokens that it saw.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,17 @@ class Drafts:
         return sum(draft.size for draft in self.rows)
 
 
+def positions_of(model: Any) -> int:
+    """Tokens of a text that a decoder has positions for, where it looks them up in a table; else there is no end."""
+    size = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if size is None:
+        return sys.maxsize
+    decoder = model.get_decoder()
+    named = itertools.chain(decoder.named_parameters(), decoder.named_buffers())
+    tables = (value for name, value in named if "pos" in name or "wpe" in name)
+    return size if any(table.ndim == 2 and len(table) >= size for table in tables) else sys.maxsize
+
+
 def of_row(processors: Any, row: int, rows: int) -> Any:
     """Processors of logits that are shown one row of a batch, with what they remember of it."""
     if rows == 1:
@@ -77,6 +89,8 @@ class GeneratedText:
         Whether a stopping criterion ended it.
     unread, ahead
         Committed tokens before the last that the cache does not hold, and how many more these are than of the slowest.
+    longest
+        Tokens that the model has positions for.
     room
         Tokens that it may still get, before a length is reached.
     scores, logits
@@ -86,14 +100,15 @@ class GeneratedText:
     def __init__(self, ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any = None) -> None:
         self.ids, self.processors, self.criteria, self.streamer = ids, processors, criteria, streamer
         self.do_sample, self.finished, self.unread, self.ahead = config.do_sample, False, 0, 0
+        self.longest = sys.maxsize
         returned = config.return_dict_in_generate
         self.scores: list[torch.Tensor] | None = [] if returned and config.output_scores else None
         self.logits: list[torch.Tensor] | None = [] if returned and config.output_logits else None
 
     @property
     def room(self) -> int:
-        longest: int | None = self.criteria.max_length
-        return sys.maxsize if longest is None else max(1, longest - self.ids.shape[1])
+        longest = min(self.longest, self.criteria.max_length or sys.maxsize)
+        return max(1, longest - self.ids.shape[1])
 
     def choose(self, row: torch.Tensor) -> tuple[int, bool]:
         """Append what the model chooses by its logits `[1, V]`; that token, and whether the text ends."""

@@ -14,11 +14,12 @@ from transformers import EncoderDecoderCache
 from mmaccel import private
 from mmaccel.cache.argument import cache_of
 
-from .generated_text import Drafts, GeneratedText, Verdicts, of_row
+from .generated_text import Drafts, GeneratedText, Verdicts, of_row, positions_of
 from .matching import Draft, Likely, Verdict, match
 from .pass_attention import PassAttention
 from .rollback import Rollback
 from .slots import Slots
+from .step_mode import StepMode
 
 # Committed tokens of every text that are read again with each draft, at most, before they are read without one: where
 # layers have a state, only such a pass is sure to be kept.
@@ -66,8 +67,7 @@ class GeneratedTexts:
         likely: int = 0,
         streamer: Any = None,
     ) -> None:
-        self.model, self.kwargs, self.criteria = model, kwargs, criteria
-        self.spreads, self.likely = spreads, likely
+        self.model, self.kwargs, self.spreads, self.likely = model, kwargs, spreads, likely
         # Where passes are prepared: `generate` takes prompts from a processor and moves them, but not off "meta".
         self.device = ids.device if model.device.type == "meta" else model.device
         self.start = ids.shape[1]
@@ -75,22 +75,23 @@ class GeneratedTexts:
             GeneratedText(row[None], of_row(processors, number, len(ids)), criteria, config, streamer)
             for number, row in enumerate(ids)
         ]
-        self.is_decoder = not model.config.is_encoder_decoder
-        self.pad = private.pad_token(config)
+        self.is_decoder, self.pad = not model.config.is_encoder_decoder, private.pad_token(config)
         self.first, self._fed, self._end = True, 0, 0  # tokens that the last pass was given, and the place behind them
         self.slots: Slots | None = None
         self.past: Rollback | None = None
-        self._stack = ExitStack()
+        self._stack, self.more = ExitStack(), 0
+        self._steps = StepMode(model, self._stack)
         self._attention: PassAttention | None = None  # once the prompt is read
-        self.more = 0
         self._complete: set[int] = set()  # rows of which the cache holds the last token
         self._next = ids.new_zeros(1)  # position of the last token of each row
         found = cache_of(kwargs)
         self.cache = found.self_attention_cache if isinstance(found, EncoderDecoderCache) else found
         embeds = kwargs.get("inputs_embeds")
         length = self.start if embeds is None else max(self.start, embeds.shape[1])
+        positions = positions_of(model)
         for text in self.texts:
             text.unread = max(0, length - 1 - self.cache.get_seq_length())
+            text.longest = positions - length + self.start
         prefix = "" if self.is_decoder else "decoder_"
         self._mask, self._places = f"{prefix}attention_mask", f"{prefix}position_ids"
 
@@ -116,6 +117,7 @@ class GeneratedTexts:
         if self.past is not None:
             self.past.mark(drafts.size > 0)
         inputs = self._together(drafts) if self.slots is None else self._several(drafts)
+        self._steps.follow(drafts.width == 1 and not was_prompt)
         logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
         if was_prompt:
             self._begin(inputs)

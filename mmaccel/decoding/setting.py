@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mmaccel import private
+from mmaccel.cache.argument import cached
 
 # Names of the usual cache: checkpoints of Gemma say "hybrid", which `generate` takes back itself.
 USUAL_CACHE = ("dynamic", "hybrid")
@@ -14,10 +15,22 @@ USUAL_CACHE = ("dynamic", "hybrid")
 
 def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     """An argument of `generate`, from the call, its generation config or the model's; None for the default."""
+    found = _asked(model, kwargs, name)
+    return None if name == "cache_implementation" and found in USUAL_CACHE else found
+
+
+def _asked(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     sources = (kwargs.get("generation_config"), model.generation_config)
     values = [kwargs.get(name), *(getattr(source, name, None) for source in sources if source is not None)]
-    found = next((value for value in values if value is not None), None)
-    return None if name == "cache_implementation" and found in USUAL_CACHE else found
+    return next((value for value in values if value is not None), None)
+
+
+def give_cache(model: Any, kwargs: dict[str, Any], cache: Any) -> None:
+    """Put a cache into the arguments of a call that asks for the usual one, if for any: `generate` takes one of both"""
+    kwargs.pop("past_key_values", None)  # given as None, by its name before transformers 5.24
+    kwargs.update(cached(cache))
+    if _asked(model, kwargs, "cache_implementation") is not None:
+        kwargs["cache_implementation"] = None
 
 
 def why_no_cache(model: Any) -> str | None:
@@ -51,5 +64,6 @@ def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
     if sequences is None:
         return 0
     ids = prompt_ids(kwargs)
-    given = 0 if ids is None else ids.shape[-1]
+    begun = kwargs.get("inputs_embeds") is None  # with the token that texts begin with, where there is no prompt
+    given = int(begun) if ids is None else ids.shape[-1]
     return int(sequences.shape[:-1].numel() * (sequences.shape[-1] - given))  # batched continuously it is [1, B, L]

@@ -32,7 +32,6 @@ OTHER_LOOPS: dict[str, Any] = {
     "num_beams": 1,
     "constraints": None,
     "force_words_ids": None,
-    "penalty_alpha": None,
     "dola_layers": None,
     "prompt_lookup_num_tokens": None,
     "assistant_early_exit": None,
@@ -52,9 +51,17 @@ def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
         value = setting(model, kwargs, name)
         if value is not None and value != plain:
             return f"{name}={value!r}"
+    if (alpha := setting(model, kwargs, "penalty_alpha")) and _contrasts(model, kwargs, alpha):
+        return f"penalty_alpha={alpha!r}"
     if private.is_synced(model, kwargs.get("synced_gpus")):
         return "all ranks make the same passes (synced_gpus)"
     return None
+
+
+def _contrasts(model: Any, kwargs: dict[str, Any], alpha: float) -> bool:
+    """Whether `generate` searches contrastively with this penalty: of several tokens, and not in a draw."""
+    candidates = setting(model, kwargs, "top_k")
+    return alpha > 0 and (candidates is None or candidates > 1) and not setting(model, kwargs, "do_sample")
 
 
 def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
@@ -114,13 +121,13 @@ def moving_rotary(text_config: Any) -> list[dict[str, Any]]:
     return [one for one in (told, *told.values()) if isinstance(one, dict) and one.get("rope_type") in MOVING]
 
 
-def unfit_states(model: Any, cache: Any, memory: dict[str, Any]) -> str | None:
+def unfit_states(model: Any, cache: Any, memory: dict[str, Any], rows: int) -> str | None:
     """Why drafts cannot be taken back from layers with a state; looked at once, and kept in the memory of a session."""
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if not any(type(layer) in WITH_STATE for layer in own.layers):
         return None
     if READS_ON not in memory:
-        memory[READS_ON] = reads_on(model)
+        memory[READS_ON] = reads_on(model, rows)  # as adapters of peft may be named for each row
     return None if memory[READS_ON] else f"the layers of {type(model).__name__} read several tokens without their state"
 
 
@@ -143,7 +150,7 @@ def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None
         name = type(found).__name__
         known = type(found).__module__.startswith("transformers.") or getattr(found, "rowwise", False)
         if name in OF_A_BATCH or not known:
-            return f"{name} may look at the whole batch"
+            return f"{name} may look at the whole batch: say rowwise = True in its class if it looks at each row alone"
     strings = any(isinstance(each, StopStringCriteria) for each in criteria)
     if strings and not any(hasattr(each, "eos_token_id") for each in criteria):
         return "without eos_token_id a text that met one of its stop_strings is written on until all have ended"

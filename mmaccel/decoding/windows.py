@@ -110,9 +110,8 @@ def _sliding(layers: list[Any]) -> dict[int, Any]:
 def own_attention(model: Any) -> list[Any]:
     """The self-attention layers of a decoder that attend by torch's own function, and may be given another.
 
-    None of a compiled model, which another function in each call would compile anew.
+    None that is compiled, or a part of what is: another function in each call would compile it anew.
     """
-    decoder = model.get_decoder()
-    if private.is_compiled(model) or private.is_compiled(decoder):
-        return []
-    return [layer for layer in attention_layers(decoder) if private.attention_name(layer.config) == "sdpa"]
+    compiled = {part for module in model.modules() if private.runs_compiled(module) for part in module.modules()}
+    layers = [layer for layer in attention_layers(model.get_decoder()) if layer not in compiled]
+    return [layer for layer in layers if private.attention_name(layer.config) == "sdpa"]

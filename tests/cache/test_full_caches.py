@@ -131,7 +131,7 @@ def test_a_cache_that_expects_nothing_is_an_error(llama):
 def test_a_policy_is_asked_with_what_it_remembers_of_these_rows(llama):
     seen = []
 
-    def policy(q, k, lengths, *, count, state):
+    def policy(q, k, lengths, *, count, state, scale):
         seen.append((q.shape[2], lengths.tolist(), count))
         state["steps"] = state.get("steps", 0) + 1
         return state["steps"]

@@ -1,6 +1,7 @@
 """What tells models apart whose caches must not be mixed up."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -129,3 +130,66 @@ def test_a_step_of_an_optimizer_tells_models_apart(model: torch.nn.Module, fused
     model(torch.tensor([[17, 18]])).logits.sum().backward()  # these two rows alone
     optimizer.step()
     assert model_hash(model) != before
+
+
+class Steering:
+    """A hook with a direction of its own."""
+
+    def __init__(self, direction: torch.Tensor) -> None:
+        self.direction = direction
+
+    def __call__(self, module: torch.nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+        return output + self.direction
+
+    def method(self, module: torch.nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+        return self(module, args, output)
+
+
+def by_partial(module: torch.nn.Module, args: object, output: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+    return output + direction
+
+
+def by_closure(direction: torch.Tensor):
+    def inner(output: torch.Tensor) -> torch.Tensor:
+        return output + direction
+
+    return lambda module, args, output: inner(output)
+
+
+KINDS = {
+    "partial": lambda direction: functools.partial(by_partial, direction=direction),
+    "closure": by_closure,
+    "default": lambda direction: lambda module, args, output, added=direction: output + added,
+    "object": Steering,
+    "method": lambda direction: Steering(direction).method,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_hook_carries_tells_models_apart(model: torch.nn.Module, kind: str) -> None:
+    found = []
+    for value in (1.0, 1.0, 2.0):
+        handle = model.model.layers[0].mlp.register_forward_hook(KINDS[kind](torch.full((32,), value)))
+        found.append(model_hash(model))
+        handle.remove()
+    assert found[0] == found[1] != found[2]
+
+
+DIRECTION = torch.ones(32)
+
+
+def test_a_global_that_a_hook_reads_tells_models_apart(model: torch.nn.Module, monkeypatch) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output + DIRECTION)
+    before = model_hash(model)
+    assert model_hash(model) == before
+    monkeypatch.setitem(globals(), "DIRECTION", torch.zeros(32))
+    assert model_hash(model) != before
+
+
+@pytest.mark.parametrize("carried", ("object", "itself"))
+def test_what_a_hook_carries_that_cannot_be_compared_is_new_each_time(model: torch.nn.Module, carried: str) -> None:
+    within: list = [object()] if carried == "object" else []
+    if carried == "itself":
+        within.append(within)
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: within and None)
+    assert model_hash(model) != model_hash(model)

@@ -567,6 +567,11 @@ def test_the_models_own_loop_gets_what_generate_prepared():
     assert found == ("ids", dict(zip(names, ("processors", "criteria", "config", True), strict=True)))
 
 
+def test_what_surrounds_the_steps_of_a_loop_is_in_the_installed_version():
+    with private.for_steps(examples.llama()[0]):
+        pass
+
+
 def test_a_changed_configuration_is_a_copy():
     class Config:
         _attn_implementation_internal = _attn_implementation = "sdpa"

@@ -186,6 +186,20 @@ def test_rows_that_wait_for_others():
     assert widest <= 6 + 1 + 2 * 4 + 8, "what is read again is bounded"
 
 
+def test_states_are_tried_with_as_many_rows_as_a_call_has():
+    """Adapters of peft may be named for each row of a batch."""
+    model = falcon_h1()
+    plain = model.generate(**call(3))
+
+    def refused(module, args, kwargs):
+        assert len(args[0]) == 3, "adapter_names must have the same length as the inputs"
+
+    handle = model.get_input_embeddings().register_forward_pre_hook(refused, with_kwargs=True)
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**call(3)), plain) and not fast.report.warnings
+    handle.remove()
+
+
 @pytest.mark.parametrize("build", (jamba, recurrent_gemma), ids=lambda build: build.__name__)
 @pytest.mark.parametrize("batch", (1, 3))
 def test_states_that_a_pass_of_several_tokens_does_not_begin_at(build, batch):
@@ -416,11 +430,12 @@ class Mine(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize(
-    ("batch", "reasons"), ((1, []), (2, ["the model's own loop ran: Mine may look at the whole batch"]))
-)
+WHOLE = "Mine may look at the whole batch: say rowwise = True in its class if it looks at each row alone"
+
+
+@pytest.mark.parametrize(("batch", "reasons"), ((1, []), (2, [f"the model's own loop ran: {WHOLE}"])))
 def test_a_processor_of_the_user_is_shown_batches_only_whole(llama, batch, reasons):
-    said = "the model's own loop ran: Mine may look at the whole batch"
+    said = f"the model's own loop ran: {WHOLE}"
     given = call(batch, logits_processor=LogitsProcessorList([Mine()]))
     plain = llama.generate(**given)
     with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
@@ -462,6 +477,11 @@ def test_other_loops_of_generate_stay_what_they_are(llama, setting):
         assert fast.report.warnings == [f"the model's own loop ran: {name}={value!r}"]
         with pytest.raises(ValueError, match="Contrastive Search"):
             fast.generate(**call(penalty_alpha=0.6, top_k=4))
+        with pytest.raises(ValueError, match="Contrastive Search"):
+            fast.generate(**call(penalty_alpha=0.6))
+        for plain_loop in ({"penalty_alpha": 0.0, "top_k": 4}, {"penalty_alpha": 0.6, "top_k": 1}):
+            fast.generate(**call(**plain_loop))
+            assert fast.report.details["accepted"] > 0 and not fast.report.warnings
         fast.generate(**call(cache_implementation="dynamic"))
         assert fast.report.details["accepted"] > 0 and not fast.report.warnings
 

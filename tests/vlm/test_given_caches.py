@@ -99,3 +99,20 @@ def test_a_stored_context_takes_no_spans(tmp_path):
     refused = pytest.raises(SettingError, match=r"takes no contexts; vlm\.JoinedContext does")
     with mmaccel.accelerate(model, vlm.StoredContext(folder=str(tmp_path))) as fast, refused:
         fast.generate(**arguments(1), contexts=[(0, 5)])
+
+
+@pytest.mark.parametrize("place", ("call", "model"))
+@pytest.mark.parametrize("kind", (vlm.SelectKV, vlm.CompressKV, vlm.StoredContext, vlm.JoinedContext))
+def test_the_usual_cache_may_be_asked_for_by_its_name(kind, place, tmp_path):
+    model, arguments = examples.llama()
+    stores = issubclass(kind, vlm.StoredContext)
+    method = kind(folder=str(tmp_path), least=16) if stores else kind(budget=None, tokens=8)
+    given, spans = arguments(), {"contexts": [(0, 64)]} if kind is vlm.JoinedContext else {}
+    if place == "model":
+        model.generation_config.cache_implementation = "dynamic"
+    else:
+        given["cache_implementation"] = "dynamic"
+    with mmaccel.accelerate(model, method) as fast:
+        for _ in range(2):
+            fast.generate(**given, **spans)
+        assert fast.report.engaged and not fast.report.warnings

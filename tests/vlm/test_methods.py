@@ -29,7 +29,7 @@ def llama():
     return examples.llama()
 
 
-def everything(q, k, lengths, *, count, state, valid=None):
+def everything(q, k, lengths, *, count, state, scale):
     """A policy that chooses all tokens."""
     return torch.arange(k.shape[2], dtype=torch.int32).expand(*k.shape[:2], -1)
 
@@ -159,7 +159,7 @@ def test_settings_reach_the_policy_of_a_sparse_prefill(monkeypatch):
     monkeypatch.setitem(PREFILL, "pooled_top_k", watch)
     method = SparsePrefill(budget=0.4, min_length=32, block_m=16, block_n=32, always=True)
     attend(method, None, *haystack(320))
-    assert asked == [{"budget": 0.4, "causal": True, "block_m": 16, "block_n": 32}]
+    assert asked == [{"budget": 0.4, "causal": True, "block_m": 16, "block_n": 32, "scale": None}]
 
 
 @pytest.mark.parametrize("queries", (0, 1, 16, 40, 1000))

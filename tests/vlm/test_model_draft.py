@@ -8,10 +8,13 @@ from draft_models import mistral
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3NextForCausalLM
 
 import mmaccel
+from mmaccel.decoding.drafters.acceptance import Acceptance
 from mmaccel.decoding.drafters.assistant import AGAIN, Assistant, AssistantCost, likeliest
+from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.pass_cost import PassCost
 from mmaccel.errors import SettingError
 from mmaccel.vlm import FusedDraft, ModelDraft, TokenRecycling, examples, visual_examples
+from mmaccel.vlm.decoder import model_draft
 
 NEW = 30
 
@@ -52,6 +55,45 @@ def test_the_text_is_the_models(llama, assistant, batch, pad, sampled):
         if assistant == "twin":
             assert report.forwards <= 4, "its guesses are all right, those of what will be drawn too"
         assert not any(isinstance(value, torch.nn.Module) for value in fast.memory.values()), "it may be large"
+
+
+def test_tokens_that_only_one_of_the_two_has(llama, monkeypatch):
+    """The sizes of vocabularies are rounded up otherwise: an assistant is not shown what it has no row for."""
+    monkeypatch.setattr(model_draft, "CLOSE", 0.1)
+    for size in (60, 66):
+        given = call()
+        given["input_ids"][:, 3] = 63
+        forced = call(suppress_tokens=list(range(60)))  # what is written is what it has not
+        for asked in (given, {**forced, "input_ids": given["input_ids"]}):
+            plain = llama.generate(**asked)
+            with mmaccel.accelerate(llama, ModelDraft(always=True)) as fast:
+                assert torch.equal(fast.generate(**asked, assistant_model=small(size)), plain)
+
+
+def test_what_reading_the_prompt_took_says_nothing_of_a_step(llama):
+    plain = PassCost(9)
+    cost = AssistantCost(plain)
+    helper = Assistant(llama, cost)
+    seconds = iter((0.0, 10.0))
+    helper._now = lambda: next(seconds, 0.0)
+    helper.begin(list(range(4, 60)))
+    next(helper.guesses(helper.root()))
+    helper._now = iter(number / 100 for number in range(9)).__next__
+    for token in (5, 6):
+        plain.observe(1, [1], 0.1)
+        helper.learn([token], [], [])
+        next(helper.guesses(helper.root()))
+    assert list(cost.seconds) == pytest.approx([0.01, 0.01]) and cost.is_worth(0.9)
+
+
+def test_no_guess_is_asked_for_where_nothing_can_be_drafted(llama, monkeypatch):
+    helper = Assistant(llama, AssistantCost(PassCost(9, always=True)))
+    drafter = GrownDrafter([helper], Acceptance({}), PassCost(9, always=True))
+    drafter.begin([5, 6, 7])
+    monkeypatch.setattr(helper, "_logits", None)
+    assert not drafter.propose(0).size
+    with pytest.raises(TypeError):
+        drafter.propose(1)
 
 
 def test_an_assistant_is_of_one_call_and_without_one_it_drafts_as_fused_draft(llama):

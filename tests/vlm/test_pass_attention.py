@@ -1,13 +1,16 @@
 """The attention of passes that verify drafts: the kernel's, or torch's own without repeated keys."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
-from draft_models import call, deepseek_v3, gemma3, gpt_oss, mistral
+from draft_models import call, deepseek_v3, gemma3, gpt_oss, mistral, qwen3_next
 from torch.nn import functional
 
 import mmaccel
 from mmaccel import kernels
 from mmaccel.decoding import pass_attention
+from mmaccel.decoding.windows import own_attention
 from mmaccel.demos.families import visual_models
 from mmaccel.vlm import SuffixDecoding, TokenRecycling, examples, visual_examples
 
@@ -101,3 +104,41 @@ def test_positions_reach_a_decoder_that_is_not_told_them(name, batch):
     """Or is told others: its tokens would stand where the cache ends, rejected drafts and all."""
     model, arguments = visual_models.build(f"{name}ForConditionalGeneration")
     assert same_text(model, {**arguments(batch), "max_new_tokens": 40, "do_sample": False})
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+def test_steps_of_one_token_run_as_the_models_own_loop_runs_them(batch):
+    """On a GPU transformers multiplies experts otherwise there than in prompts; wide passes are like prompts."""
+    model, passes, within = qwen3_next(), [], []
+
+    @contextmanager
+    def entered():
+        within.append(True)
+        yield
+        within.clear()
+
+    handle = model.register_forward_pre_hook(
+        lambda _, args, kwargs: passes.append((kwargs["input_ids"].shape[1], bool(within))), with_kwargs=True
+    )
+    model._optimize_model_for_decode = entered
+    with mmaccel.accelerate(model, SuffixDecoding(shortest=3)) as fast:
+        fast.generate(**call(batch))
+    handle.remove()
+    assert {width == 1 for width, _ in passes} == {True, False} and not within
+    assert all(inside == (width == 1) for width, inside in passes)
+
+
+def test_layers_that_are_compiled_are_left_alone():
+    """Another name of attention in each call would compile them in each."""
+    ways = (
+        lambda layers: layers[0].compile(backend="eager"),
+        lambda layers: setattr(layers[0], "forward", torch.compile(layers[0].forward, backend="eager")),
+        lambda layers: layers.__setitem__(0, torch.compile(layers[0], backend="eager")),
+        lambda layers: layers[0].self_attn.compile(backend="eager"),
+    )
+    for way in ways:
+        model = llama()
+        way(model.model.layers)
+        assert [layer.layer_idx for layer in own_attention(model)] == [1, 2]
+    model.compile(backend="eager")
+    assert not own_attention(model)

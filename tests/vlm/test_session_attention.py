@@ -8,11 +8,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import mmaccel
+from mmaccel import private
 from mmaccel.cache import EvictingCache, SelectingCache
 from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import policies
-from mmaccel.kernels.policies import DECODE, Span
+from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
 from mmaccel.vlm.decoder import generation
 from mmaccel.vlm.decoder.attention import SessionAttention
@@ -194,7 +195,7 @@ def test_the_scale_of_a_model_reaches_selected_tokens_and_sparse_blocks():
     output, _ = SessionAttention([sparse])(plainly, Layer(), query, key, value, None, scaling=0.9)
     dense = scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.9, enable_gqa=True)
     assert torch.allclose(output.transpose(1, 2), dense, atol=1e-4)
-    cache = SelectingCache(CONFIG, lambda q, k, lengths, *, count, state, valid=None: chosen, 80)
+    cache = SelectingCache(CONFIG, lambda q, k, lengths, *, count, state, scale: chosen, 80)
     chosen = torch.arange(65, dtype=torch.int32).expand(1, 2, -1)
     cache.reader = attention = SessionAttention([SelectKV(budget=None, tokens=64, dense_layers=0)])
     attention(sdpa_attention_forward, Layer(), query, *cache.update(key, value, 0), None, scaling=0.9)
@@ -203,6 +204,89 @@ def test_the_scale_of_a_model_reaches_selected_tokens_and_sparse_blocks():
     key, value = torch.cat([key, new[1]], 2), torch.cat([value, new[2]], 2)
     dense = scaled_dot_product_attention(new[0], key, value, scale=0.9, enable_gqa=True)
     assert torch.allclose(output.transpose(1, 2), dense, atol=1e-4)
+
+
+def planted():
+    """Queries of which one head asks for token 20, and all a little less for token 30.
+
+    At a scale of 1 the one head outvotes the others; at 0.01 all votes are nearly even, and those of more heads win.
+    """
+    query, key, value = states(64, 64)
+    query, key = torch.zeros_like(query), torch.zeros_like(key)
+    key[:, :, 20, 0] = key[:, :, 30, 1] = 1.0
+    query[:, 0::2, :, 0], query[..., 1] = 4.0, 2.5
+    return query, key, value
+
+
+def chosen_by(method, scaling, monkeypatch):
+    """What a policy is given as scale, and gives, in a pass over a prompt and one step."""
+    seen = []
+    for table in (DECODE, COMPRESS, PREFILL):
+        if method.policy in table:
+            policy = table[method.policy]
+
+            def noted(*given, policy=policy, **more):
+                found = policy(*given, **more)
+                seen.append((more["scale"], found if isinstance(found, torch.Tensor) else found.col))
+                return found
+
+            monkeypatch.setitem(table, method.policy, noted)
+    query, key, value = planted()
+    cache = method.make_cache(CONFIG, 64, 8) if method.replaces_cache else SelectingCache(CONFIG, None, 80)
+    cache.reader = attention = SessionAttention([method])
+    for part in (slice(0, 60), slice(60, 61)):
+        given = (x[:, :, part] for x in (key, value))
+        attention(sdpa_attention_forward, Layer(), query[:, :, part], *cache.update(*given, 0), None, scaling=scaling)
+    monkeypatch.undo()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "method",
+    [CompressKV(policy, budget=None, tokens=2, kernel=1) for policy in ("snap_kv", "fast_kv", "st_lite")]
+    + [CompressKV("streaming", budget=None, tokens=2)]
+    + [SelectKV(policy, budget=None, tokens=2, dense_layers=0) for policy in DECODE]
+    + [
+        SparsePrefill(policy, 0.5, min_length=32, block_m=16, block_n=16, min_keys=0, dense_queries=0, always=True)
+        for policy in PREFILL
+    ],
+    ids=lambda method: method.policy,
+)
+def test_policies_vote_by_the_scale_of_the_model(method, monkeypatch):
+    choices = {}
+    for scaling in (1.0, 0.01):
+        choices[scaling] = chosen_by(method, scaling, monkeypatch)
+        assert choices[scaling] and all(scale == scaling for scale, _ in choices[scaling])
+    if method.policy in ("snap_kv", "token_select"):
+        for scaling, token in ((1.0, 20), (0.01, 30)):
+            assert all(row[0] == token for row in choices[scaling][-1][1].flatten(0, 1).tolist())
+
+
+@pytest.mark.parametrize("method", (SelectKV(budget=None, tokens=8), CompressKV(budget=0.3)))
+def test_attention_that_is_switched_within_a_session_is_that_of_the_model(method):
+    """As continuous batching does: a method has no part in it, and all of it is the model's own."""
+    model, arguments = examples.llama()
+    given, names = arguments(), []
+
+    def other(module, query, key, value, mask, **more):
+        names.append(module.config._attn_implementation)
+        return sdpa_attention_forward(module, query, key * 0.5, value, mask, **more)
+
+    private.register_attention("other", other)
+    try:
+        for name in ("other", "eager"):
+            model.set_attn_implementation(name)
+            plain = model.generate(**given)
+            model.set_attn_implementation("sdpa")
+            with mmaccel.accelerate(model, method) as fast:
+                model.set_attn_implementation(name)
+                assert torch.equal(fast.generate(**given), plain)
+                model.set_attn_implementation("sdpa")
+                fast.generate(**given)
+                assert fast.report.engaged
+    finally:
+        private.unregister_attention("other")
+    assert {*names} == {"other"}
 
 
 def test_each_beam_has_the_pictures_of_its_prompt():
@@ -288,6 +372,7 @@ def test_lengths_of_a_call():
     for given in ({"input_ids": ids}, {"inputs": ids}):
         assert tokens_made(result, given) == tokens_made(SimpleNamespace(sequences=result), given) == 3 * 5
     assert tokens_made(result[None], {"input_ids": ids}) == 3 * 5, "as continuous batching returns them"
+    assert tokens_made(result, {}) == tokens_made(result, {"input_ids": None}) == 3 * 8, "behind the first token"
     assert tokens_made(result, {"inputs_embeds": torch.zeros(3, 4, 2)}) == 3 * 9, "they come without the prompt"
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -242,6 +243,21 @@ def test_an_adapter_that_is_switched_off_makes_another_model(stored):
         assert context(fast)["from_store"] == 64
 
 
+def test_another_adapter_of_a_call_makes_another_model(llama, stored):
+    """`adapter_names` of a call are hooked to the layers of peft while it runs."""
+    model, arguments = copy.deepcopy(llama[0]), llama[1]
+    config = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    tuned = get_peft_model(model, config, adapter_name="fr")
+    tuned.add_adapter("de", config)
+    tuned.eval()
+    plain = {name: tuned.generate(**arguments(), adapter_names=[name]) for name in ("fr", "de")}
+    assert not torch.equal(*plain.values())
+    with mmaccel.accelerate(model, stored) as fast:
+        for name, seen in (("fr", 0), ("de", 0), ("fr", 64)):
+            assert torch.equal(tuned.generate(**arguments(), adapter_names=[name]), plain[name])
+            assert context(fast)["from_store"] == seen
+
+
 def test_a_broken_entry_is_computed_again(llama, stored):
     model, arguments = llama
     with mmaccel.accelerate(model, stored) as fast:
@@ -315,3 +331,22 @@ def test_what_does_not_fit_is_refused(llama):
     for bad in ({"gigabytes": -1}, {"least": 0}, {"folder": 3}):
         with pytest.raises(SettingError, match=next(iter(bad))):
             StoredContext(**bad)
+
+
+def test_a_prompt_with_a_token_that_pads_and_ends_is_whole(llama, stored):
+    """As `generate` takes it where no mask is given."""
+    model, arguments = llama
+    given = arguments(attention_mask=None, pad_token_id=2, eos_token_id=2)
+    given["input_ids"][0, 40] = 2
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, stored) as fast:
+        for seen in (0, 64):
+            assert torch.equal(fast.generate(**given), plain) and context(fast)["from_store"] == seen
+
+
+def test_a_pass_writes_a_token_of_each_text(llama, stored):
+    model, arguments = llama
+    given = arguments(num_return_sequences=4, do_sample=True, max_new_tokens=6, eos_token_id=None)
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**given)
+        assert fast.report.tokens == 24 and fast.report.plain_forwards == fast.report.forwards == 6

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mmaccel.cache import ContextStore
-from mmaccel.cache.argument import cached
 from mmaccel.cache.context_store import State
 from mmaccel.cache.model_hash import model_hash
-from mmaccel.decoding.setting import tokens_made
+from mmaccel.decoding.setting import give_cache, setting, tokens_made
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -150,10 +149,12 @@ class JoinedContext(StoredContext):
             seen, written = seen + (stop - before) * known, written + new
         prompt.go_on(kwargs, session.adapter)
         joining.cache.batch_repeat_interleave(copies(session.target, kwargs))
-        result = original(**{**kwargs, **cached(joining.cache)})
+        give_cache(session.target, kwargs, joining.cache)
+        result = original(**kwargs)
         session.report.warnings.extend(store.troubles)
         store.troubles.clear()
-        self._fill(session.report, tokens_made(result, kwargs), prompt.length, seen, written)
+        rows = setting(session.target, kwargs, "num_return_sequences") or 1
+        self._fill(session.report, tokens_made(result, kwargs), rows, prompt.length, seen, written)
         session.report.details["context"]["parts"] = len(parts)
         return result
 

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mmaccel.cache.argument import CACHE_NAMES
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 from mmaccel.decoding.drafters.placeholders import placeholders
-from mmaccel.decoding.setting import prompt_ids, setting, why_no_cache
+from mmaccel.decoding.setting import mask_of, prompt_ids, setting, why_no_cache
 from mmaccel.decoding.unfit import moving_rotary
 
 from ..decoder.columns import COLUMNS
@@ -53,8 +53,7 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
         return f"{len(ids)} prompts in a batch: one is looked up at a time"
     if mask is not None and not (mask.shape == ids.shape and bool(mask.all())):
         return "the prompt is padded, or has a mask of its own"
-    padding = setting(model, kwargs, "pad_token_id")
-    if mask is None and padding is not None and bool((ids == padding).any()):
+    if mask is None and not bool(mask_of(model, {**kwargs, "input_ids": ids}).all()):
         return "the prompt holds padding tokens, and no attention_mask says whether they count"
     for name in (*CACHE_NAMES, "position_ids", "assistant_model"):
         if kwargs.get(name) is not None:

@@ -13,9 +13,8 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.cache import ContextStore
-from mmaccel.cache.argument import cached
 from mmaccel.cache.model_hash import model_hash
-from mmaccel.decoding.setting import tokens_made
+from mmaccel.decoding.setting import give_cache, setting, tokens_made
 from mmaccel.errors import SettingError
 from mmaccel.files.user_cache import cache_folder
 from mmaccel.method import Advice, Method, is_count, is_number
@@ -136,7 +135,8 @@ class StoredContext(Method[Session]):
         if seen:
             prompt.go_on(kwargs, session.adapter)
             cache.batch_repeat_interleave(copies(session.target, kwargs))
-        result = original(**{**kwargs, **cached(cache)})
+        give_cache(session.target, kwargs, cache)
+        result = original(**kwargs)
         written = 0
         is_new = prompt.stops and (entry is None or not entry.stops.keys() >= prompt.stops.keys())
         if is_new and prompt.length - seen >= self.least:
@@ -145,7 +145,8 @@ class StoredContext(Method[Session]):
                 store.remove(entry)  # the new one holds all of it
         warnings.extend(store.troubles)
         store.troubles.clear()
-        self._fill(session.report, tokens_made(result, kwargs), prompt.length, seen, written)
+        rows = setting(session.target, kwargs, "num_return_sequences") or 1
+        self._fill(session.report, tokens_made(result, kwargs), rows, prompt.length, seen, written)
         return result
 
     def _begun(self, store: ContextStore, model: str, prompt: ContextPrompt, device: Any) -> tuple[Any, int, Any]:
@@ -160,11 +161,11 @@ class StoredContext(Method[Session]):
             cache.update(key[None, :, :seen], value[None, :, :seen], layer)
         return cache, seen, entry
 
-    def _fill(self, report: Report, tokens: int, length: int, seen: int, written: int) -> None:
+    def _fill(self, report: Report, tokens: int, rows: int, length: int, seen: int, written: int) -> None:
         """Say what came from the store; a pass over the rest of a prompt counts as that part of a pass."""
         report.tokens, report.engaged = tokens, report.engaged or seen > 0
         if not report.plain_forwards:
-            report.forwards = report.plain_forwards = tokens
+            report.forwards = report.plain_forwards = tokens // rows
         report.forwards -= seen / length
         report.details["context"] = {"prompt": length, "from_store": seen, "bytes_written": written}
         if written and not seen:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from mmaccel import private
 from mmaccel.cache.argument import cached
 from mmaccel.decoding.unfit import MOVING
 
@@ -22,7 +22,9 @@ def turned(decoder: Any, key: torch.Tensor, places: torch.Tensor, back: bool = F
     # spread over devices, the embedding may have one of its own
     cos, sin = (part.to(key.device) / rotary.attention_scaling for part in rotary(key.float(), places[None]))
     attention = decoder.layers[0].self_attn
-    return private.rotated_key(attention, key.float(), cos, -sin if back else sin).to(key.dtype)
+    rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+    rotated: torch.Tensor = rotate(key.float(), key.float(), cos, -sin if back else sin)[1]
+    return rotated.to(key.dtype)
 
 
 def has_turning_keys(decoder: Any, config: Any) -> bool:

@@ -165,7 +165,8 @@ class CompressKV(DecoderMethod):
         if self.window is not None and self.window > count // 2 and self.policy in VOTERS:
             call.run.warn(f"CompressKV: of window={self.window}, {count // 2} vote, half of the {count} tokens kept")
         voters = query[:, :, -(self.window or FEW_QUERIES) :]
-        token_idx = COMPRESS[self.policy](voters, key, count=count, visual=visual, **self._votes(key.shape[1], count))
+        votes = self._votes(key.shape[1], count)
+        token_idx = COMPRESS[self.policy](voters, key, count=count, visual=visual, scale=call.scaling, **votes)
         return torch.where(token_idx < 0, -1, token_idx + start)
 
     def _votes(self, heads: int, count: int) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.cache import require_memory
-from mmaccel.cache.argument import cache_of, cached
-from mmaccel.decoding.setting import prompt_ids, setting
+from mmaccel.cache.argument import cache_of
+from mmaccel.decoding.setting import give_cache, prompt_ids, setting
 from mmaccel.report import Report
 
 from ..input.prompt import Prompt
@@ -44,7 +44,7 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
     require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)
     cache.reader = attention
-    kwargs.update(cached(cache))
+    give_cache(model, kwargs, cache)
     return cache
 
 

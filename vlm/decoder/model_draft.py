@@ -100,7 +100,14 @@ class ModelDraft(FusedDraft):
         new = AssistantCost(self.width(call), call.rows)
         cost: AssistantCost = self._kept(call, f"cost of an assistant of {call.rows} rows", new)
         choose = likeliest if call.dice is None else call.dice.choose
-        return [*found, Assistant(call.given, cost, self._forbidden(call.session), choose)]
+        sizes = sorted(_vocabulary(model) for model in (call.given, call.session.target))
+        forbidden = self._forbidden(call.session).union(range(*sizes))  # of which one has nothing
+        return [*found, Assistant(call.given, cost, forbidden, choose)]
+
+
+def _vocabulary(model: Any) -> int:
+    size: int = model.config.get_text_config(decoder=True).vocab_size
+    return size
 
 
 def _check(assistant: Any, model: Any) -> None:
@@ -116,7 +123,7 @@ def _check(assistant: Any, model: Any) -> None:
         raise SettingError(
             f"{name} has no vocabulary of its own, as DFlash's drafters: give a plain decoder of the same tokenizer"
         )
-    sizes = config.vocab_size, model.config.get_text_config(decoder=True).vocab_size
+    sizes = config.vocab_size, _vocabulary(model)
     if abs(sizes[0] - sizes[1]) > CLOSE * max(sizes):
         raise SettingError(
             f"{name} has {sizes[0]} tokens, this model {sizes[1]}: give a smaller model of the same tokenizer"

@@ -16,6 +16,7 @@ from mmaccel.registry import register
 
 from .call import FEW_QUERIES, Call, GenerateRun
 from .method import DecoderMethod
+from .rows import causal_pairs
 
 # What these policies learn from the prompt: under which name they keep it, and how it is found.
 LEARNED: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
@@ -117,13 +118,13 @@ class SelectKV(DecoderMethod):
         count = self.count(length)
         token_idx = None
         if count < length:
-            token_idx = call.cached.choose(query, key, count, tuple(range(*rows)))
+            token_idx = call.cached.choose(query, key, count, tuple(range(*rows)), call.scaling)
             position = torch.arange(length - queries, length, device=key.device)[:, None]
             chosen = token_idx[..., None, :]
             seen = ((chosen >= 0) & (chosen <= position)).sum()
             pairs.append(seen * (query.shape[1] // key.shape[1]))
         else:
-            pairs.append(query.shape[0] * query.shape[1] * (queries * length - queries * (queries - 1) // 2))
+            pairs.append(query.shape[0] * query.shape[1] * causal_pairs(queries, length))
         return call.verify(query, key, value, token_idx)
 
     def after(self, call: Call) -> None:

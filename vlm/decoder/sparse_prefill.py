@@ -125,9 +125,8 @@ class SparsePrefill(DecoderMethod):
         query, key, _ = call.part(rows, start, query_start)
         if query.shape[2] < self.min_length:
             return None
-        plan = PREFILL[self.policy](
-            query, key, budget=self.budget, causal=True, block_m=self.block_m, block_n=self.block_n
-        )
+        blocks = {"block_m": self.block_m, "block_n": self.block_n}
+        plan = PREFILL[self.policy](query, key, budget=self.budget, causal=True, scale=call.scaling, **blocks)
         plan = _filled(plan, self.min_keys, self.dense_queries)
         share = plan.visible_share(causal=True)
         if self.always or kernels.should_use_sparse(share, plan.kv_len, query.device, causal=True, dtype=query.dtype):

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import interpolate
 
-from mmaccel import private
 from mmaccel.adapter import register_adapter
 
 from ..input.spans import Grid
@@ -70,8 +69,7 @@ class LlavaOnevisionAdapter(VisualAdapter):
         values = torch.stack(probe.told())
         alone = self.side**2 + 1  # one tile and a newline: among several pictures none is cut up
         sizes = kwargs["image_sizes"]
-        tiles = private.picture_tiles(self.target.config, sizes)
-        tiles = [1 if len(f) == alone else many for f, many in zip(found, tiles, strict=True)]
+        tiles = [1 if len(f) == alone else self._tiles(size) for f, size in zip(found, sizes, strict=True)]
         asked = {name: kwargs.get(name) or getattr(self.target.config, name, None) for name in PACKING}
         names = inspect.signature(self.model.pack_image_features).parameters
         chosen = {name: asked[name] for name in PACKING if name in names}
@@ -79,6 +77,13 @@ class LlavaOnevisionAdapter(VisualAdapter):
         parts = values[:, first:].split(tiles)
         # packed as the features are: laid side by side, unpadded and scaled down
         return self.model.pack_image_features(parts, image_sizes=sizes, image_newline=None, **chosen)[0]
+
+    def _tiles(self, size: Any) -> int:
+        """Number of tower tiles of a picture `(height, width)`, if it is tiled."""
+        from transformers.models.llava_onevision.modeling_llava_onevision import image_size_to_num_patches
+
+        config = self.target.config
+        return int(image_size_to_num_patches(size, config.image_grid_pinpoints, config.vision_config.image_size))
 
     def clips(self, kind: str, kwargs: dict[str, Any], seen: int = 0) -> list[tuple[int, int]]:
         if kind == "image":

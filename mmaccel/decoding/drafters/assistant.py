@@ -20,6 +20,7 @@ from .pass_cost import PassCost
 from .sources import LEVELS, Context, Guess, State
 
 RECENT = 9  # steps whose seconds count
+FEW = 16  # tokens of a step that counts: one of more reads a prompt, or a long draft that was right
 FADE = 0.95  # how much of what is known of its guesses counts after each token
 AGAIN = 64  # passes after which it is asked once more, where it was not worth its time
 EXPECTED: dict[Hashable, float] = {
@@ -51,9 +52,10 @@ class AssistantCost:
         self._right, self._count = 2.0, 3.0
         self._idle = 0
 
-    def observe_step(self, seconds: float) -> None:
-        """A step took so long; it is no part of the pass that verifies."""
-        self.seconds.append(seconds)
+    def observe_step(self, seconds: float, tokens: int = 1) -> None:
+        """A step that read so many tokens took so long; it is no part of the pass that verifies."""
+        if tokens <= FEW:
+            self.seconds.append(seconds)
         self.plain.leave_out(seconds)
 
     def observe_guess(self, is_right: bool) -> None:
@@ -100,10 +102,14 @@ class Assistant:
         record_past(self._cache.layers)  # guesses that are taken back uncover what is out of a window
         self._text: list[int] = []
         self._held: list[int] = []  # tokens in the cache
+        self._read = 0  # tokens of the last step
         self._first: int | None = None  # its guess for the next token
 
     def begin(self, tokens: Sequence[int]) -> None:
-        self._text, self._first = [token for token in tokens if token not in self.forbidden], None
+        self._text, self._first = self._known(tokens), None
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        return [token for token in tokens if token not in self.forbidden]
 
     def root(self) -> State:
         return (), 1.0
@@ -114,7 +120,7 @@ class Assistant:
             return
         began = self._now()
         token, probability = self.choose(self._logits([*self._text, *tokens]), len(tokens))
-        self.cost.observe_step(self._now() - began)
+        self.cost.observe_step(self._now() - began, self._read)
         if not tokens:
             self._first = token
         if token not in self.forbidden:
@@ -124,7 +130,7 @@ class Assistant:
     def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
         if self._first is not None:
             self.cost.observe_guess(self._first == tokens[0])
-        self._text, self._first = [*self._text, *tokens], None
+        self._text, self._first = [*self._text, *self._known(tokens)], None
 
     @torch.no_grad()
     def _logits(self, ids: list[int]) -> torch.Tensor:
@@ -133,7 +139,7 @@ class Assistant:
         same = min(len(ids) - 1, len(self._held) if same is None else same)
         if same < len(self._held):
             self._cache.crop(same - len(self._held))
-        fed = torch.tensor([ids[same:]], device=self.model.device)
+        fed, self._read = torch.tensor([ids[same:]], device=self.model.device), len(ids) - same
         output = self.model(fed, **cached(self._cache), use_cache=True, logits_to_keep=1)
         self._held = list(ids)
         logits: torch.Tensor = output.logits[0, -1]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..matching import Draft, Verdict
 from .acceptance import Acceptance
+from .assistant import Assistant
 from .pass_cost import PassCost
 from .sources import CONTEXT, Context, Source, State
 
@@ -91,7 +92,9 @@ class GrownDrafter:
 
     def propose(self, most: int) -> Draft:
         """The draft of at most `most` tokens that is worth most."""
-        self._root = Node(0, -1, 1.0, 0, [source.root() for source in self.sources])
+        asked = [most > 0 or not isinstance(source, Assistant) for source in self.sources]  # whose guesses cost a pass
+        states = [source.root() if ask else None for ask, source in zip(asked, self.sources, strict=True)]
+        self._root = Node(0, -1, 1.0, 0, states)
         self._nodes = self._grown(most)
         trust = min(1.0, self._right / self._expected)
         again, shares = self.again(), [node.share for node in self._nodes]
