@@ -96,12 +96,13 @@ class BlockDecoder(Follower):
     def _tell_exactness(self, own: int) -> None:
         """Report whether a run of the session is exact, where the blocks of the model are of its `own` length."""
         report = self.session.report
-        report.exact = self.exact
-        if self.length != own and isinstance(self.prefix, KeptPrefix) and self.exact:
-            report.exact = False
+        cached = isinstance(self.prefix, KeptPrefix) and self.exact
+        report.exact = self.exact and not (cached and self.length != own)
+        if self.length != own:
+            inexact = "; a cache of what stands before a block is not exact so" if cached else ""
             report.warnings.append(
-                f"block_length={self.length} is not that of the model, so that tokens before a block see some of it,"
-                f" and a cache of them is not exact: leave it out, or give block_length={own}"
+                f"the model fills blocks of {own}, this call of {self.length}: give block_length={own}, or the pipeline"
+                f" a {type(self.scheduler).__name__}(block_length={own}){inexact}"
             )
 
     def _fill(self) -> None:
@@ -213,7 +214,7 @@ class BlockDecoder(Follower):
         block.generator = kwargs.get("generator")
         if not is_greedy(kwargs):
             block.drawn = drawn(self.scheduler, kwargs)
-        if self.adapter.reads_causally or self.guide is not None:
+        if self.guide is not None or getattr(self.adapter.target.model, "writes_word_by_word", False):
             block.read = functools.partial(self._read, kwargs["sample"], masked)
         chosen = rule.choose(block) & masked
         self.most_learned = max(self.most_learned, count_bytes(memory))
