@@ -21,6 +21,7 @@ from .outlook import Outlook, Seen
 from .private import drawn, edits_committed, is_greedy
 from .text_ends import TextEnds
 from .verifiers.free_dave import FreeDave
+from .verifiers.guided_commit import vocabulary_of
 from .verifiers.verify import Verifier
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class BlockDecoder(Follower):
             edited = edits and not masked.any()  # for which the pipeline makes steps beyond those of the schedule
             self._take(1 if filling or edited else min(1, self._steps - self.block_steps))
             return original(**kwargs)
-        return self._by_rule(self.rule, original, kwargs, masked)
+        return self._by_rule(self.rule, original, kwargs, self._unfinished(masked))
 
     def _waiting(self, block: torch.Tensor) -> torch.Tensor:
         """Which rows of a block `[B, L]` have masks that will be filled, `[B]`: not those of texts that have ended."""
@@ -246,6 +247,7 @@ class BlockDecoder(Follower):
         original, ids, kwargs = self.call
         ids = torch.cat([ids[:, : -self.length], torch.where(masked, tokens, sample)], 1)
         if self.guide is not None:
+            ids = ids.clamp(max=vocabulary_of(self.guide) - 1)  # a draft may be in what only pads this vocabulary
             logits, share = self.guide(input_ids=ids, **kwargs).logits, 0.0
             return torch.nn.functional.pad(logits, (0, 0, 1, 0))[:, -self.length - 1 : -1]
         self.passes += 1
