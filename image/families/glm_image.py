@@ -79,6 +79,7 @@ class GlmImageAdapter(ImageAdapter):
 
     family = "glm_image"
     classes = ("GlmImageForConditionalGeneration", "GlmImagePipeline")
+    beside = frozenset({"video"})  # the diffusion that draws by its codes
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
