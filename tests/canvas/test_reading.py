@@ -61,7 +61,9 @@ def test_a_row_that_is_not_verified_keeps_its_own_tokens_beside_one_that_is():
     assert chosen[0].tolist() == [True, False] and made.tokens[0].tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(("method", "ended", "other"), ((canvas.S2D2(), 30, 0), (canvas.GuidedCommit(), 4, 30)), ids=str)
+@pytest.mark.parametrize(
+    ("method", "ended", "other"), ((canvas.S2D2(), 30, 0), (canvas.GuidedCommit(), 4, 30)), ids=str
+)
 def test_nothing_is_read_for_a_text_that_has_ended(method, ended, other, monkeypatch):
     """Where the one other mask is not worth a pass: nothing is likely there, or the threshold commits it already."""
     pipe, _ = examples.block_causal()

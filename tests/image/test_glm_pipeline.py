@@ -238,3 +238,18 @@ def test_a_comparison_measures_the_part_that_its_methods_accelerate(pipe):
     call = {"height": SIZE, "width": SIZE, "num_inference_steps": 4, "prompt": "a red heart", "output_type": "np"}
     found = mmaccel.compare(pipe, video.HeterogeneousSteps(0.5), rounds=1, simple=False, **call)
     assert "psnr" in found.rows[1]["metrics"]
+
+
+def test_the_command_line_draws_with_the_pipeline_where_the_command_of_images_says_so(pipe, monkeypatch, tmp_path):
+    from mmaccel.image import generation as images
+    from mmaccel.video import generation
+
+    (tmp_path / "model_index.json").write_text('{"_class_name": "GlmImagePipeline"}')
+    with pytest.raises(UnsupportedTargetError, match="`mmaccel run video PROMPT -o picture.png --model "):
+        images.load(str(tmp_path))
+    monkeypatch.setattr(generation, "load_pipeline", lambda *_: pipe)
+    assert generation.load(str(tmp_path)) is pipe
+    settings = generation.VideoSettings(height=SIZE, width=SIZE, steps=1)
+    with mmaccel.accelerate(pipe, ZipAR(window=2)) as fast:
+        (picture,) = generation.film(fast, "a red heart", settings).frames
+        assert picture.size == (SIZE, SIZE) and fast.report.engaged
