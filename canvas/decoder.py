@@ -21,6 +21,7 @@ from .outlook import Outlook, Seen
 from .private import drawn, edits_committed, is_greedy
 from .text_ends import TextEnds
 from .verifiers.free_dave import FreeDave
+from .verifiers.guided_commit import vocabulary_of
 from .verifiers.verify import Verifier
 
 if TYPE_CHECKING:
@@ -96,12 +97,13 @@ class BlockDecoder(Follower):
     def _tell_exactness(self, own: int) -> None:
         """Report whether a run of the session is exact, where the blocks of the model are of its `own` length."""
         report = self.session.report
-        report.exact = self.exact
-        if self.length != own and isinstance(self.prefix, KeptPrefix) and self.exact:
-            report.exact = False
+        cached = isinstance(self.prefix, KeptPrefix) and self.exact
+        report.exact = self.exact and not (cached and self.length != own)
+        if self.length != own:
+            inexact = "; a cache of what stands before a block is not exact so" if cached else ""
             report.warnings.append(
-                f"block_length={self.length} is not that of the model, so that tokens before a block see some of it,"
-                f" and a cache of them is not exact: leave it out, or give block_length={own}"
+                f"the model fills blocks of {own}, this call of {self.length}: give block_length={own}, or the pipeline"
+                f" a {type(self.scheduler).__name__}(block_length={own}){inexact}"
             )
 
     def _fill(self) -> None:
@@ -171,7 +173,7 @@ class BlockDecoder(Follower):
             edited = edits and not masked.any()  # for which the pipeline makes steps beyond those of the schedule
             self._take(1 if filling or edited else min(1, self._steps - self.block_steps))
             return original(**kwargs)
-        return self._by_rule(self.rule, original, kwargs, masked)
+        return self._by_rule(self.rule, original, kwargs, self._unfinished(masked))
 
     def _waiting(self, block: torch.Tensor) -> torch.Tensor:
         """Which rows of a block `[B, L]` have masks that will be filled, `[B]`: not those of texts that have ended."""
@@ -213,7 +215,7 @@ class BlockDecoder(Follower):
         block.generator = kwargs.get("generator")
         if not is_greedy(kwargs):
             block.drawn = drawn(self.scheduler, kwargs)
-        if self.adapter.reads_causally or self.guide is not None:
+        if self.guide is not None or getattr(self.adapter.target.model, "writes_word_by_word", False):
             block.read = functools.partial(self._read, kwargs["sample"], masked)
         chosen = rule.choose(block) & masked
         self.most_learned = max(self.most_learned, count_bytes(memory))
@@ -245,6 +247,7 @@ class BlockDecoder(Follower):
         original, ids, kwargs = self.call
         ids = torch.cat([ids[:, : -self.length], torch.where(masked, tokens, sample)], 1)
         if self.guide is not None:
+            ids = ids.clamp(max=vocabulary_of(self.guide) - 1)  # a draft may be in what only pads this vocabulary
             logits, share = self.guide(input_ids=ids, **kwargs).logits, 0.0
             return torch.nn.functional.pad(logits, (0, 0, 1, 0))[:, -self.length - 1 : -1]
         self.passes += 1

@@ -9,11 +9,12 @@ import torch
 
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
+from mmaccel.decoding.setting import setting
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.plan import Plan
 from mmaccel.session import Session
 
-from .families.adapter import ImageAdapter
+from .families.adapter import ImageAdapter, prompt_of
 from .generation import FAMILIES
 from .quality import nats_per_token
 
@@ -45,12 +46,12 @@ class ImageTrial(BaseTrial):
             raise UnsupportedTargetError(
                 "this call writes no picture: pass all that the processor gives, for Janus generation_mode='image' too"
             )
-        self.plain_inputs = {**inputs, **adapter.plain_arguments(dict(inputs))}
+        self.plain_inputs = inputs if self.is_pipeline else {**inputs, **adapter.plain_arguments(dict(inputs))}
         self.tells_surprise = adapter.family == "janus"  # whose results are the codes alone
+        without = self.is_pipeline or self.tells_surprise
+        self.prompt = 0 if without else prompt_of(dict(inputs))[0].shape[1]  # tokens of it that stand in each result
         self.metrics = (SURPRISE, SAME) if self.tells_surprise else (SAME,)
-        config = getattr(adapter.model, "generation_config", None)
-        chosen = inputs.get("do_sample")
-        self.draws = bool(self.is_pipeline or (getattr(config, "do_sample", False) if chosen is None else chosen))
+        self.draws = bool(self.is_pipeline or setting(adapter.model, inputs, "do_sample"))
         self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
@@ -71,7 +72,9 @@ class ImageTrial(BaseTrial):
 
     def _same(self, one: Any, other: Any) -> float:
         one, other = (x if isinstance(x, torch.Tensor) else _pixels(x) for x in (one, other))
-        return float((one == other).float().mean()) if one.shape == other.shape else 0.0
+        if one.shape != other.shape:
+            return 0.0
+        return float((one == other)[:, self.prompt :].float().mean())
 
     @torch.no_grad()
     def show(self, output: Any) -> Shown:

@@ -111,27 +111,28 @@ class Painter(ABC):
         label: str | None = None,
         progress: Callable[[int, int], Any] | None = None,
     ) -> Painted:
-        """Generate and decode, with the time of each."""
+        """Generate and decode, with the time of the tokens."""
         began = time.perf_counter()
         tokens = self.generate(target, prompts, settings, label, progress)
-        generated = time.perf_counter()
+        seconds = time.perf_counter() - began
         with torch.no_grad():
-            pictures = self.pictures(tokens, self.inputs(prompts, settings))
-        return Painted(pictures, tokens, generated - began, time.perf_counter() - generated)
+            return Painted(self.pictures(tokens, self.inputs(prompts, settings)), tokens, seconds)
 
 
 @dataclass
 class Painted:
-    """Pictures, and seconds spent on their tokens and on decoding them."""
+    """Pictures, their tokens, and seconds spent on these; decoding is not among them."""
 
     pictures: list[Image.Image]
     tokens: Any
     token_seconds: float
-    decode_seconds: float
 
 
 class JanusPainter(Painter):
     def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
+        if getattr(self.processor, "chat_template", None):  # checkpoints were trained on prompts within it
+            chats = [[{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts]
+            prompts = self.processor.apply_chat_template(chats, add_generation_prompt=True)
         encoded = self.processor(
             text=prompts, generation_mode="image", return_tensors="pt", padding=True, return_token_type_ids=False
         )

@@ -29,6 +29,8 @@ class Adapter(ABC):
         :func:`mmaccel.patching.wrap_generate` keeps the report.
     exclusive
         Whether only those methods fit that name the family; others of its modality are for other kinds of models.
+    beside
+        Modalities whose methods work on another part of the same target.
     advice
         What to do where a method does not work on this family; may be empty.
     """
@@ -39,6 +41,7 @@ class Adapter(ABC):
     modality: ClassVar[str]
     call_is_run: bool = False
     exclusive: ClassVar[bool] = False
+    beside: ClassVar[frozenset[str]] = frozenset()
     advice: ClassVar[str] = ""
 
     def __init__(self, target: Any) -> None:
@@ -83,8 +86,8 @@ def adapters() -> list[type[Adapter]]:
     return list(_adapters)
 
 
-def find_adapter(target: Any) -> Adapter:
-    """The adapter for a target.
+def find_adapter(target: Any, modality: str = "") -> Adapter:
+    """The adapter for a target; of this modality, where its methods work on another part of it.
 
     Raises
     ------
@@ -96,10 +99,10 @@ def find_adapter(target: Any) -> Adapter:
     if isinstance(target, Session):
         raise UnsupportedTargetError("this Session is accelerated already: give its .target, after .remove()")
     lineage = [cls.__name__ for cls in type(target).__mro__]
-    for name in lineage:
-        for adapter in adapters():
-            if name in adapter.classes:
-                return adapter(target)
+    found = [adapter for name in lineage for adapter in adapters() if name in adapter.classes]
+    if found:
+        others = [adapter for adapter in found if adapter.modality == modality and modality in found[0].beside]
+        return [*others, found[0]][0](target)
     supported = ", ".join(sorted(name for adapter in adapters() for name in adapter.classes))
     raise UnsupportedTargetError(
         f"no adapter for {type(target).__name__}; supported are {supported} (CONTRIBUTING.md says how to add one)"

@@ -44,6 +44,11 @@ class Plan:
     why: str = field(default="", compare=False)
 
     @property
+    def modality(self) -> str:
+        """Of its first method; empty where it has none."""
+        return _modality(self.methods)
+
+    @property
     def exact(self) -> bool:
         """Whether every method keeps the distribution of the target's output."""
         return all(method.exact for method in self.methods)
@@ -170,7 +175,7 @@ def plan(target: Any, *methods: Method | Plan, preset: str | None = None) -> Pla
 
 def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> tuple[Plan, Adapter]:
     """A plan and the adapter it was checked against."""
-    adapter = find_adapter(target)
+    adapter = find_adapter(target, _modality(methods))
     chosen, why = list(_flatten(methods, adapter)), ""
     if preset is not None:
         if chosen:
@@ -184,6 +189,19 @@ def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> 
     if preset is None and len(methods) == 1 and isinstance(methods[0], Plan):
         return methods[0], adapter  # with what was measured of it, and by which versions
     return Plan(tuple(chosen), family=adapter.family, why=why), adapter
+
+
+def modality_of(method: Method) -> str:
+    """The modality that a method is registered with."""
+    return method.name.split(".")[0]
+
+
+def _modality(methods: tuple[Any, ...]) -> str:
+    """That of the first method or plan; empty where there is none."""
+    first = methods[0] if methods else None
+    if isinstance(first, Plan):
+        return first.modality
+    return modality_of(first) if isinstance(first, Method) else ""
 
 
 def _preset(adapter: Adapter, name: str) -> Preset:
@@ -218,8 +236,13 @@ def _flatten(methods: tuple[Method | Plan, ...], adapter: Adapter) -> Any:
 
 def _check(chosen: list[Method], adapter: Adapter) -> None:
     for i, method in enumerate(chosen):
-        modality = method.name.split(".")[0]
+        modality = modality_of(method)
         if modality != adapter.modality:
+            if find_adapter(adapter.target, modality).modality == modality:
+                raise ConflictError(
+                    f"{chosen[0]} and {method} work on two parts of a {type(adapter.target).__name__}: open one session"
+                    " on the pipeline, and for the other method one on the model inside it"
+                )
             raise UnsupportedTargetError(
                 f"{method.name} does not work on {adapter.family} models;"
                 f" `mmaccel methods --modality {adapter.modality}` lists those that do"

@@ -18,7 +18,7 @@ from mmaccel.errors import MemoryLimitError, MmaccelError, PromptError, SettingE
 from mmaccel.session import Session
 from mmaccel.zoo.weights import load_pipeline
 
-from .families.adapter import DiffusionTransformerAdapter
+from .families.adapter import DiffusionTransformerAdapter, has_masks
 from .steps import warn
 
 SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save the `audio` it returns"
@@ -116,7 +116,13 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
                 f"{model!r} is not a pipeline: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
                 f" with a model_index.json ({str(error).splitlines()[0]})"
             ) from error
-    adapter = find_adapter(pipe)
+    adapter = find_adapter(pipe, "video")
+    if adapter.modality != "video":
+        command = "image PROMPT -o picture.png" if has_masks(pipe) else adapter.modality
+        raise UnsupportedTargetError(
+            f"{model} is a {type(pipe).__name__}, of the family {adapter.family}: use"
+            f" `mmaccel run {command} --model {model}`"
+        )
     if not isinstance(adapter, DiffusionTransformerAdapter) or not adapter.denoisers():
         raise UnsupportedTargetError(f"{model} is a {type(pipe).__name__} without a transformer to accelerate")
     return pipe.to(device)

@@ -63,10 +63,10 @@ def rows(full: bool = False) -> Iterator[Row]:
     work, entries = Listing(pipe, processor, count), cases(pipe, full)
     Runner(work, entries, range(count), title="pictures").run()
     for entry in entries:
-        yield {**_row(pipe, entry, entries[0]), **_traced(work, entry)}
+        yield {**_row(entry, entries[0]), **_traced(work, entry)}
 
 
-def _row(pipe: Any, entry: Entry, plain: Entry) -> Row:
+def _row(entry: Entry, plain: Entry) -> Row:
     cached = bool(entry.columns.get("cache"))
     name, settings, beside = _identity(entry)
     own = [sample.report.get("details", {}).get("passes") for sample in entry.samples]

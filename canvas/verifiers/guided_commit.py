@@ -66,7 +66,7 @@ class GuidedCommit(CommitRule):
         super().prepare(session, args, kwargs)
         guide = kwargs.pop("guide_model", None)
         if guide is not None:
-            check_guide(guide, session.target.model)
+            check_guide(guide, session.target)
         session.adapter.decoder.guide = guide
 
     def choose(self, block: Block) -> torch.Tensor:
@@ -77,11 +77,17 @@ class GuidedCommit(CommitRule):
         return sure | (block.leftmost & (wrong.cumsum(1) == 0))
 
 
-def check_guide(guide: Any, model: Any) -> None:
-    """Raise a `SettingError` unless a guide has the vocabulary of a model."""
-    sizes = [each.config.get_text_config().vocab_size for each in (guide, model)]
-    if sizes[0] != sizes[1]:
+def vocabulary_of(model: Any) -> int:
+    """How many tokens a model knows, with those that only pad its vocabulary."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def check_guide(guide: Any, pipe: Any) -> None:
+    """Raise a `SettingError` unless a guide has the vocabulary of a pipeline, whatever pads it."""
+    has, tokenizer = vocabulary_of(guide), getattr(pipe, "tokenizer", None)
+    whose, wanted = ("model", vocabulary_of(pipe.model)) if tokenizer is None else ("tokenizer", len(tokenizer))
+    if has < wanted or (tokenizer is None and has != wanted):
         raise SettingError(
-            f"guide_model={type(guide).__name__} has {sizes[0]} tokens, this model {sizes[1]}: give a causal model of"
-            " the same tokenizer"
+            f"guide_model={type(guide).__name__} has {has} tokens, this {whose} {wanted}: give a causal model of the"
+            " same tokenizer"
         )

@@ -9,13 +9,14 @@ import torch
 from mmaccel.adapter import register_adapter
 from mmaccel.cache import RollbackCache
 from mmaccel.cache.argument import cached
+from mmaccel.decoding.setting import setting
 from mmaccel.errors import UnsupportedTargetError
 
 from ..decoding.layout import Layout
 from ..decoding.sampling import Sampling
 from ..decoding.task import ImageTask
 from .adapter import ImageAdapter, prompt_of
-from .vocabulary import VocabularyTask, check_room, read_prompts
+from .vocabulary import VocabularyTask, check_room, missing_limit, read_prompts
 
 END_OF_LINE, END_OF_FRAME, END_OF_IMAGE = "<|extra_200|>", "<|extra_201|>", "<|image end|>"
 IMAGE_START = "<|image token|>"
@@ -97,16 +98,21 @@ class Emu3Adapter(ImageAdapter):
         return task
 
     def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
-        return kwargs.get("prefix_allowed_tokens_fn") is not None
+        return not self._grammar(kwargs)
 
     def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         ids, _ = prompt_of(dict(kwargs))
-        grammar = {} if self.keeps_grid(kwargs) else self._grammar(kwargs["image_sizes"], ids.shape[1])
-        return {**grammar, **self._repeated_negatives(kwargs, len(ids))}
+        return {**self._grammar(kwargs), **self._repeated_negatives(kwargs, len(ids))}
 
-    def _grammar(self, image_sizes: Any, prompt: int) -> dict[str, Any]:
-        """The tokens that may stand at each place, and their number; by itself Emu3 writes any of its vocabulary."""
-        layout, ids = self._grid(image_sizes)
+    def _grammar(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What a call lacks of the tokens that may stand at each place, and their number.
+
+        By itself Emu3 writes any of its vocabulary.
+        """
+        layout, ids = self._grid(kwargs["image_sizes"])
+        if kwargs.get("prefix_allowed_tokens_fn") is not None:
+            return missing_limit(self.model, kwargs, layout)
+        prompt = prompt_of(dict(kwargs))[0].shape[1]
         codes = ids[:-4]
         forced = {place: ids[token, None] for place, token in layout.forced.items()}
         return {
@@ -116,8 +122,7 @@ class Emu3Adapter(ImageAdapter):
 
     def _repeated_negatives(self, kwargs: dict[str, Any], prompts: int) -> dict[str, torch.Tensor]:
         """Negative prompts, one for each picture; transformers repeats the prompts alone."""
-        config = kwargs.get("generation_config") or self.model.generation_config
-        pictures = prompts * (kwargs.get("num_return_sequences", config.num_return_sequences) or 1)
+        pictures = prompts * (setting(self.model, kwargs, "num_return_sequences") or 1)
         names = ("negative_prompt_ids", "negative_prompt_attention_mask")
         given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
         return {name: value.repeat_interleave(pictures // len(value), 0) for name, value in given.items()}

@@ -14,8 +14,8 @@ from mmaccel.errors import UnsupportedTargetError
 from ..decoding.layout import Layout
 from ..decoding.sampling import Sampling
 from ..decoding.task import ImageTask
-from .adapter import ImageAdapter
-from .vocabulary import VocabularyTask, check_room, read_prompts
+from .adapter import ImageAdapter, prompt_of
+from .vocabulary import VocabularyTask, check_room, missing_limit, read_prompts
 
 # What the model keeps between the prefill and the decoding steps of its own generate.
 STATE = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")
@@ -80,6 +80,7 @@ class GlmImageAdapter(ImageAdapter):
 
     family = "glm_image"
     classes = ("GlmImageForConditionalGeneration", "GlmImagePipeline")
+    beside = frozenset({"video"})  # the diffusion that draws by its codes
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
@@ -91,6 +92,13 @@ class GlmImageAdapter(ImageAdapter):
 
     def makes_images(self, kwargs: dict[str, Any]) -> bool:
         return kwargs.get("image_grid_thw") is not None
+
+    def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
+        return not self.plain_arguments(kwargs)
+
+    def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        ids, _ = prompt_of(dict(kwargs))
+        return missing_limit(self.model, kwargs, self._layout(ids, kwargs))
 
     def begin(self, kwargs: dict[str, Any]) -> ImageTask:
         inputs = {name: kwargs.pop(name, None) for name in ("image_grid_thw", "images_per_sample", "pixel_values")}
@@ -134,7 +142,7 @@ class GlmImageAdapter(ImageAdapter):
         return Layout.grids(list(shapes.pop()), tail=(self.model.config.vq_config.num_embeddings,))
 
     def _grids_per_sample(self, batch: int, inputs: dict[str, Any]) -> list[int]:
-        if inputs["images_per_sample"] is not None:
+        if inputs.get("images_per_sample") is not None:
             return [int(n) for n in inputs["images_per_sample"]]
         if batch > 1:
             raise UnsupportedTargetError("a batch needs images_per_sample: pass all that the processor returns")

@@ -10,6 +10,7 @@ import torch
 from mmaccel.adapter import register_adapter
 from mmaccel.cache import RollbackCache
 from mmaccel.cache.argument import cached
+from mmaccel.decoding.setting import setting
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.private import generation_settings
 
@@ -98,8 +99,7 @@ class JanusAdapter(ImageAdapter):
         return {}
 
     def _guidance(self, kwargs: dict[str, Any]) -> float | None:
-        config = kwargs.get("generation_config") or self.model.generation_config
-        scale: float | None = kwargs.get("guidance_scale", config.guidance_scale)
+        scale: float | None = setting(self.model, kwargs, "guidance_scale")
         return scale
 
     def makes_images(self, kwargs: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mmaccel.decoding import gumbel
+from mmaccel.decoding.setting import setting
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.private import generation_settings, is_plain_linear
 
@@ -124,6 +125,14 @@ def read_prompts(model: Any, kwargs: dict[str, Any]) -> Prompts:
     pad = model.config.get_text_config().pad_token_id
     both, both_mask = left_pad([ids, negative], [mask, negative_mask], pad)
     return Prompts(config, float(scale), own, *(x.repeat_interleave(times, 0) for x in (both, both_mask)))
+
+
+def missing_limit(model: Any, kwargs: dict[str, Any], layout: Layout) -> dict[str, int]:
+    """The tokens of a whole picture as `max_new_tokens`, where a call of the plain model gives no limit; else empty."""
+    if setting(model, kwargs, "max_new_tokens") is not None:
+        return {}
+    asked = setting(model, kwargs, "max_length")
+    return {"max_new_tokens": layout.length} if asked in (None, UNASKED_LENGTH) else {}
 
 
 def check_room(prompts: Prompts, layout: Layout) -> None:

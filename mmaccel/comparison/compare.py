@@ -80,7 +80,7 @@ def compare(
     """
     numbers = _checked(seeds, rounds)
     plans = _plans(target, methods, preset)
-    trial = trial_of(find_adapter(target), inputs, processor)
+    trial = trial_of(find_adapter(target, next(iter(plans.values())).modality), inputs, processor)
     made = [Entry(PLAIN, PLAIN), *(Entry(label, "method", plan) for label, plan in plans.items())]
     rounds = rounds or math.ceil(LEAST_RUNS / len(numbers))
     return measured(trial, made, numbers, rounds, simple, _processes(target) if ranks else Ranks())

@@ -23,7 +23,7 @@ class BlockCausalModel(torch.nn.Module):
 
     What diffusers' `LLaDA2Pipeline` calls: `model(ids, attention_mask=..., position_ids=...)` gives logits of all
     tokens, of which the last `block_length` are the block. Each token of it sees the whole block and all before it;
-    tokens before it see what stands before themselves (Fast-dVLM and SDAR train such models).
+    tokens before it see what stands before themselves, or also the rest of their block, as in SDAR.
 
     Parameters
     ----------
@@ -32,13 +32,16 @@ class BlockCausalModel(torch.nn.Module):
         `Qwen2_5_VLForConditionalGeneration`, whose three positions of each token its own `get_rope_index` gives.
     block_length
         Tokens of a block. Default: `block_length` of its configuration.
+    past
+        What a token before the block sees: ``"causal"``, those before it, as in tiny-canvas; ``"blocks"``, also those
+        of its own block, as in SDAR. Default ``"causal"``.
 
     Raises
     ------
     UnsupportedTargetError
         If the model has several positions for a token, and no `get_rope_index`.
     SettingError
-        If no length of a block is known.
+        If no length of a block is known, or `past` is another word.
 
     Examples
     --------
@@ -48,8 +51,10 @@ class BlockCausalModel(torch.nn.Module):
 
     reads_causally = True  # so that a cache of what stands before a block is exact
 
-    def __init__(self, model: Any, block_length: int | None = None) -> None:
+    def __init__(self, model: Any, block_length: int | None = None, past: str = "causal") -> None:
         super().__init__()
+        if past not in ("causal", "blocks"):
+            raise SettingError(f"BlockCausalModel(past={past!r}): give 'causal' or 'blocks'")
         length = block_length or getattr(model.config, "block_length", None)
         if not length:
             raise SettingError(
@@ -64,10 +69,15 @@ class BlockCausalModel(torch.nn.Module):
                 f"{type(model).__name__} has three positions for each token and no get_rope_index, where a canvas has"
                 " one"
             )
-        self.model, self.block_length = model, int(length)
+        self.model, self.block_length, self.past = model, int(length), past
         self._shown: torch.Tensor | None = None  # [B, P, D], features at the placeholders of the prompt
         self._placed: torch.Tensor | None = None  # [B, P], where those are
         self._places: torch.Tensor | None = None  # [3, B, P], positions of a prompt that has several for each token
+
+    @property
+    def writes_word_by_word(self) -> bool:
+        """Whether, read causally, its logits are those of the next token."""
+        return self.past == "causal"
 
     @property
     def config(self) -> Any:
@@ -152,7 +162,7 @@ class BlockCausalModel(torch.nn.Module):
             position_ids = torch.arange(length, device=input_ids.device).expand(count, -1)
         logits = self.model(
             inputs_embeds=self._embedded(input_ids, position_ids),
-            attention_mask=self._mask(length, attention_mask, input_ids.device),
+            attention_mask=self._mask(position_ids[0], attention_mask),
             position_ids=self._positions(position_ids),
             use_cache=False,
         ).logits
@@ -181,11 +191,12 @@ class BlockCausalModel(torch.nn.Module):
         placed = self._placed[rows, within] & (columns < length)
         return torch.where(placed[..., None], self._shown[rows, within].to(embedded.dtype), embedded)
 
-    def _mask(self, length: int, padding: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-        """Which token `[., 1, N, N]` each token sees: itself and what stands before it, the block all of itself."""
-        seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-        seen[-self.block_length :, -self.block_length :] = True
+    def _mask(self, columns: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
+        """Which token `[., 1, N, N]` each token sees: itself and what stands before it, a block all of itself."""
+        last = torch.arange(len(columns), device=columns.device).clamp(max=len(columns) - self.block_length)
+        place = last if self.past == "causal" else columns // self.block_length
+        seen = place <= place[:, None]
         if padding is None:
             return seen[None, None]
-        itself = torch.eye(length, dtype=torch.bool, device=device)  # also in padding: no row is empty
+        itself = torch.eye(len(columns), dtype=torch.bool, device=columns.device)  # also in padding: no row is empty
         return (seen & padding[:, None, None, :].bool()) | itself

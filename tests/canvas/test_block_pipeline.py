@@ -274,6 +274,10 @@ def test_a_cache_is_not_called_exact_with_other_blocks_than_the_model_s(length):
     with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
         plain = run(pipe, arguments, block_length=length)
         assert torch.equal(run(fast, arguments, block_length=length), plain) and fast.report.exact
+        assert f"give block_length={examples.BLOCK}" in fast.report.warnings[0]
+    with mmaccel.accelerate(pipe, canvas.FactorCommit()) as fast:
+        run(fast, arguments, block_length=length)
+        assert f"the model fills blocks of {examples.BLOCK}, this call of {length}" in fast.report.warnings[0]
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -300,7 +304,38 @@ def test_a_block_causal_model_reads_causally_and_fills_in_both_directions():
     assert not torch.allclose(one[:, before], other[:, before])
 
 
+def test_a_past_of_blocks_reads_each_block_in_both_directions():
+    """As SDAR's own mask, also in the cached passes over a part of the canvas."""
+    decoder, n = examples.block_causal()[0].model.model, examples.BLOCK
+    wrapped, ids = canvas.BlockCausalModel(decoder, n, past="blocks"), examples.arguments(2, 3 * n)["input_ids"]
+    blocks = torch.ones(3, 3).tril().repeat_interleave(n, 0).repeat_interleave(n, 1).bool()
+    true = decoder(ids, attention_mask=blocks.expand(2, 1, -1, -1)).logits
+    assert torch.allclose(wrapped(ids).logits, true, atol=1e-5)
+    assert not torch.allclose(wrapped.model(ids).logits, true, atol=1e-2)
+
+
+@pytest.mark.parametrize("methods", ((canvas.FreeDave(),), (canvas.FreeDave(), canvas.PrefixCache(3)), ()))
+def test_methods_are_exact_with_a_past_of_blocks(methods):
+    pipe, arguments = examples.block_causal()
+    pipe.model = canvas.BlockCausalModel(pipe.model.model, examples.BLOCK, past="blocks")
+    plain = run(pipe, arguments, 3)
+    with mmaccel.accelerate(pipe, *(methods or (canvas.PrefixCache(),))) as fast:
+        assert torch.equal(run(fast, arguments, 3), plain) and fast.report.exact and fast.report.engaged
+
+
+def test_a_model_with_a_past_of_blocks_is_not_asked_word_by_word():
+    """Its logits are of the token itself, not of the next one; a rule goes by its threshold."""
+    pipe, arguments = examples.block_causal()
+    pipe.model = canvas.BlockCausalModel(pipe.model.model, examples.BLOCK, past="blocks")
+    with mmaccel.accelerate(pipe, canvas.S2D2(threshold=0.0, cost=0.0)) as fast:
+        found = run(fast, arguments, 2)
+    with mmaccel.accelerate(pipe, canvas.S2D2(threshold=0.0, cost=1e9)) as fast:
+        assert torch.equal(run(fast, arguments, 2), found)
+
+
 def test_block_causal_models_say_what_they_lack():
+    with pytest.raises(SettingError, match="past='whole'.*'causal' or 'blocks'"):
+        canvas.BlockCausalModel(_causal(), 8, past="whole")
     with pytest.raises(SettingError, match="block_length=32"):
         canvas.BlockCausalModel(_causal())
     multimodal = _causal()

@@ -61,6 +61,27 @@ def test_a_row_that_is_not_verified_keeps_its_own_tokens_beside_one_that_is():
     assert chosen[0].tolist() == [True, False] and made.tokens[0].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("method", "ended", "other"), ((canvas.S2D2(), 30, 0), (canvas.GuidedCommit(), 4, 30)), ids=str
+)
+def test_nothing_is_read_for_a_text_that_has_ended(method, ended, other, monkeypatch):
+    """Where the one other mask is not worth a pass: nothing is likely there, or the threshold commits it already."""
+    pipe, _ = examples.block_causal()
+    logits = torch.zeros(2, examples.BLOCK, examples.VOCABULARY)
+    logits[0, :, 5], logits[1, :, 5] = ended, other
+    tokens = torch.full((2, examples.BLOCK), examples.MASK)
+    tokens[1, 1:] = 7
+    asked = []
+    with mmaccel.accelerate(pipe, method) as fast:
+        monkeypatch.setattr(fast.adapter.decoder, "_read", lambda *_: asked.append(None) or logits)
+        pipe.scheduler.set_timesteps(examples.BLOCK)
+        for finished, read in ((None, [None]), (torch.tensor([True, False]), [])):
+            asked.clear()
+            fast.adapter.decoder.finished = finished
+            pipe.scheduler.step(logits, 0, tokens, mask_token_id=examples.MASK, threshold=2.0)
+            assert asked == read
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_the_reading_rejects_is_never_committed(seed, monkeypatch):
     """Not by the pipeline's own schedule either, which commits a token of each step."""
@@ -164,3 +185,20 @@ def test_a_guide_of_another_vocabulary_is_refused():
         ) as error:
             fast(**arguments(), guide_model=guide(80))
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", (62, 80))
+def test_vocabularies_that_are_padded_otherwise_are_one(size):
+    """Of one tokenizer; a draft in the padding is none of the guide's tokens."""
+    pipe, arguments = examples.bidirectional()
+    pipe.tokenizer = range(60)
+
+    def draft(module, inputs, output):
+        output.logits[..., 62] = 99
+
+    pipe.model.register_forward_hook(draft)
+    with mmaccel.accelerate(pipe, canvas.GuidedCommit(threshold=1)) as fast:
+        found = fast(**arguments(2), guide_model=guide(size)).sequences
+        assert bool((found == 62).all()), "which a guide of 62 has not"
+        with pytest.raises(SettingError, match="has 59 tokens, this tokenizer 60: give"):
+            fast(**arguments(), guide_model=guide(59))

@@ -531,14 +531,14 @@ def test_clips_keep_their_rate_and_need_no_library(monkeypatch, installed):
 )
 def test_every_entry_runs_three_times_unless_told_otherwise(monkeypatch, seeds, rounds, runs):
     module = importlib.import_module("mmaccel.comparison.compare")
-    monkeypatch.setattr(module, "find_adapter", lambda target: f"adapter of {target}")
+    monkeypatch.setattr(module, "find_adapter", lambda target, kind: f"{kind} adapter of {target}")
     monkeypatch.setattr(module, "plan", lambda target, *chosen, preset=None: Plan(chosen or (ZipAR(),), "janus"))
     for name in ("trial_of", "measured"):
         monkeypatch.setattr(module, name, lambda *given: given)
     more = {"seeds": iter(seeds), "rounds": rounds, "simple": False, "processor": "a processor", "prompt": "x"}
     trial, entries, *others = module.compare("a model", ZipAR(window=2), preset="fast", **more)
     assert others == [list(seeds), runs, False, Ranks()] and trial == (
-        "adapter of a model",
+        "image adapter of a model",
         {"prompt": "x"},
         "a processor",
     )

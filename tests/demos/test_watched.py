@@ -140,7 +140,7 @@ def drawn(monkeypatch):
         runs.append(("plain" if known is None else "fast", known))
         if known is not None:
             target.memory.setdefault("width", len(runs))
-        return Painted([RED], torch.zeros(1), token_seconds=2.0, decode_seconds=3.0)
+        return Painted([RED], torch.zeros(1), token_seconds=2.0)
 
     painter = types.SimpleNamespace(target=model_of(Language()), paint=paint)
     painter.generate = lambda *given: paint(*given)

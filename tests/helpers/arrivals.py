@@ -130,7 +130,7 @@ def _image(seen, monkeypatch):
 
     def paint(target, prompts, settings, label=None):
         seen.note(prompts=prompts, **dataclasses.asdict(settings))
-        return SimpleNamespace(pictures=[PICTURE], tokens=torch.zeros(1, 4), token_seconds=1.0, decode_seconds=0.1)
+        return SimpleNamespace(pictures=[PICTURE], tokens=torch.zeros(1, 4), token_seconds=1.0)
 
     painter = SimpleNamespace(target="janus", inputs=inputs, paint=paint)
     seen.put(monkeypatch, "mmaccel.image.generation", load=_load(seen, painter))

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import mmaccel
 from mmaccel.adapter import find_adapter
@@ -86,6 +87,26 @@ def test_the_surprise_is_that_of_the_accelerated_picture():
     assert found["same"] == float((plain == other).float().mean())
 
 
+@pytest.mark.parametrize("family", ("emu3", "glm_image"))
+def test_tokens_of_the_prompt_are_no_tokens_of_the_picture(family):
+    trial = trial_of(family)
+    prompt = trial.inputs["input_ids"]
+    one, other = (torch.cat([prompt, torch.full((1, 21), code)], 1) for code in (1, 2))
+    assert trial.judge(one, other) == {"same": 0.0} and trial.judge(one, one) == {"same": 1.0}
+
+
+@pytest.mark.parametrize("family", ("emu3", "glm_image"))
+def test_plain_pictures_are_whole_where_the_call_gives_no_limit(family):
+    """By itself `generate` would write 20 tokens; so would a session whose settings are neutral."""
+    trial = trial_of(family)
+    whole = trial.run(trial.target, 0)
+    del trial.inputs["max_new_tokens"]
+    bare = ImageTrial(trial.images, trial.inputs)
+    assert bare.run(bare.target, 0).shape == whole.shape
+    with mmaccel.accelerate(bare.target, SpeculativeJacobi(window=1)) as fast:
+        assert bare.run(fast, 0).shape == whole.shape
+
+
 def test_pictures_of_two_sizes_have_no_token_in_common():
     trial, tokens = trial_of("emu3"), torch.zeros(1, 4)
     assert trial.judge(tokens, tokens[:, :1]) == {"same": 0.0} and not trial.equal(tokens, tokens[:, :1])
@@ -110,6 +131,9 @@ def test_whether_a_call_draws_is_said_by_the_call_or_the_model():
         model.generation_config.do_sample = own
         trial = ImageTrial(find_adapter(model), {**call, **({} if said is None else {"do_sample": said})})
         assert trial.draws == draws and bool(trial.seedless) != draws
+        if said is not None:
+            given = {**call, "generation_config": GenerationConfig(do_sample=said)}
+            assert ImageTrial(find_adapter(model), given).draws == draws
 
 
 def test_the_surprise_counts_every_token_once():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
-from transformers import BatchFeature
+from transformers import BatchFeature, JanusProcessor
 
 import mmaccel
 from mmaccel import zoo
@@ -86,12 +86,12 @@ def test_the_seed_decides_and_the_global_state_stays():
             assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_tokens_and_pictures_are_timed_apart(monkeypatch):
+def test_tokens_are_timed_without_their_pictures(monkeypatch):
     painter = TinyPainter()
     monkeypatch.setattr(painter, "generate", lambda *_: torch.zeros(1, LENGTH, dtype=torch.long))
-    monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=iter((10.0, 13.0, 20.0)).__next__))
+    monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=iter((10.0, 13.0)).__next__))
     painted = painter.paint(painter.target, ["a"], ImageSettings())
-    assert (painted.token_seconds, painted.decode_seconds) == (3.0, 7.0)
+    assert painted.token_seconds == 3.0
     assert len(painted.pictures) == 1 and painted.tokens.shape == (1, LENGTH)
 
 
@@ -140,7 +140,7 @@ def drawn(monkeypatch, tmp_path, capsys):
 
     def paint(*given):
         seen.asked.append(given)
-        return generation.Painted([Image.new("RGB", (64, 64), "red")], torch.zeros(1, LENGTH), 1.0, 2.0)
+        return generation.Painted([Image.new("RGB", (64, 64), "red")], torch.zeros(1, LENGTH), 1.0)
 
     def type_in(prompt, name, *words):
         code = cli.main(["run", "image", prompt, "-o", str(tmp_path / name), *words])
@@ -207,6 +207,19 @@ def test_prompts_of_several_lengths_are_padded_together():
     assert (inputs["generation_mode"], inputs["do_sample"], inputs["top_k"]) == ("image", True, 3)
     assert told[0]["padding"] is True and told[0]["generation_mode"] == "image"
     assert told[0]["text"] == ["a", "a b"] and told[0]["return_token_type_ids"] is False
+
+
+@pytest.mark.parametrize("template", (None, "User: {{ messages[0].content[0].text }} Assistant:"))
+def test_prompts_of_janus_stand_in_the_template_of_its_chats(template):
+    """As its own recipe draws; the tokens are those of the whole text, and the picture begins behind it."""
+    own = zoo.load("tiny-janus")[1]
+    processor = JanusProcessor(own.image_processor, own.tokenizer, num_image_tokens=64, chat_template=template)
+    ids = generation.JanusPainter("janus", SimpleNamespace(device="cpu"), processor).inputs(
+        ["red heart", "red heart"], ImageSettings()
+    )["input_ids"]
+    text = "User: red heart Assistant:" if template else "red heart"
+    wanted = own.tokenizer(f"{text}{processor.image_start_token}").input_ids
+    assert ids.tolist() == [wanted] * 2
 
 
 class Moved:

@@ -21,8 +21,9 @@ from transformers import (
 from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
 
 import mmaccel
+from mmaccel import video
 from mmaccel.adapter import find_adapter
-from mmaccel.errors import ActiveSessionError, SettingError
+from mmaccel.errors import ActiveSessionError, ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR, examples
 from mmaccel.image.comparing import ImageTrial
 from mmaccel.testing.contract import snapshot
@@ -204,3 +205,51 @@ def test_a_comparison_of_pipelines_draws_with_every_seed(pipe):
     assert [[frame.size for frame in frames] for frames in trial.show(made(0, 1)).clips] == [[(4, 2)]] * 2
     assert trial.judge(made(0), made(0)) == {"same": 1.0}
     assert trial.judge(made(0), made(9)) == {"same": pytest.approx(2 / 3)}
+
+
+def test_the_diffusion_behind_the_tokens_takes_the_methods_of_diffusion(pipe):
+    """Alone in a session; the language model inside can have one of its own at the same time."""
+    call = {"height": SIZE, "width": SIZE, "num_inference_steps": 10, "output_type": "latent"}
+
+    def drawn(target):
+        torch.manual_seed(0)
+        return target("a red heart", generator=torch.Generator().manual_seed(0), **call).images
+
+    plain = drawn(pipe)
+    assert mmaccel.plan(pipe, video.HeterogeneousSteps(0.5)).family == "diffusion transformer"
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(1.0)) as fast:
+        assert torch.equal(drawn(fast), plain)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5)) as fast:
+        assert not torch.equal(drawn(fast), plain) and fast.report.engaged
+        with mmaccel.accelerate(pipe.vision_language_encoder, ZipAR(window=2)):
+            assert bool(drawn(fast).isfinite().all())
+
+
+@pytest.mark.parametrize("methods", ((ZipAR(window=2), video.EasyCache()), (video.EasyCache(), ZipAR(window=2))))
+def test_methods_of_both_parts_are_two_sessions(pipe, methods):
+    with pytest.raises(ConflictError, match="two parts of a GlmImagePipeline.*one session on the pipeline") as error:
+        mmaccel.plan(pipe, *methods)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UnsupportedTargetError, match="does not work on glm_image models"):
+        mmaccel.plan(pipe.vision_language_encoder, video.EasyCache())
+
+
+def test_a_comparison_measures_the_part_that_its_methods_accelerate(pipe):
+    call = {"height": SIZE, "width": SIZE, "num_inference_steps": 4, "prompt": "a red heart", "output_type": "np"}
+    found = mmaccel.compare(pipe, video.HeterogeneousSteps(0.5), rounds=1, simple=False, **call)
+    assert "psnr" in found.rows[1]["metrics"]
+
+
+def test_the_command_line_draws_with_the_pipeline_where_the_command_of_images_says_so(pipe, monkeypatch, tmp_path):
+    from mmaccel.image import generation as images
+    from mmaccel.video import generation
+
+    (tmp_path / "model_index.json").write_text('{"_class_name": "GlmImagePipeline"}')
+    with pytest.raises(UnsupportedTargetError, match="`mmaccel run video PROMPT -o picture.png --model "):
+        images.load(str(tmp_path))
+    monkeypatch.setattr(generation, "load_pipeline", lambda *_: pipe)
+    assert generation.load(str(tmp_path)) is pipe
+    settings = generation.VideoSettings(height=SIZE, width=SIZE, steps=1)
+    with mmaccel.accelerate(pipe, ZipAR(window=2)) as fast:
+        (picture,) = generation.film(fast, "a red heart", settings).frames
+        assert picture.size == (SIZE, SIZE) and fast.report.engaged

@@ -13,6 +13,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel.adapter import Adapter, find_adapter
+from mmaccel.canvas.picture_examples import pictures
 from mmaccel.comparison.trial import Workload
 from mmaccel.errors import MemoryLimitError, MissingExtraError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files import clips
@@ -378,6 +379,10 @@ def test_what_is_loaded_is_a_pipeline_that_can_be_accelerated(monkeypatch):
         generation.load("someone/model", dtype=torch.float32)
     with pytest.raises(UnsupportedTargetError, match="tiny-janus makes no video: use `mmaccel run image`"):
         generation.load("tiny-janus")
+    made = pictures()[0]
+    command = "`mmaccel run image PROMPT -o picture.png --model someone/model`"
+    with pytest.raises(UnsupportedTargetError, match=f"AmusedPipeline, of the family masked pictures: use {command}"):
+        generation.load("someone/model", dtype=torch.float32)
 
 
 def trial_of(pipe, **inputs):
@@ -500,3 +505,16 @@ def test_long_clips_are_drawn_in_twelve_frames(tmp_path, monkeypatch):
     trace.save(tmp_path / "trace.png")
     assert [int(total) for total, _ in drawn] == [4] * 11 + [8], "the first and the last are among them"
     assert {(more["vmin"], more["vmax"]) for _, more in drawn} == {(1, 2)}
+
+
+def test_pictures_of_masks_have_no_steps_of_diffusion():
+    """As in pipelines of masked pictures that bring a class of their own, such as Meissonic's."""
+
+    class Pipeline(DiffusionPipeline):
+        def __init__(self, transformer, scheduler):
+            super().__init__()
+            self.register_modules(transformer=transformer, scheduler=scheduler)
+
+    parts = pictures()[0]
+    with pytest.raises(UnsupportedTargetError, match="Pipeline draws codes in place of masks: canvas.HaltonOrder"):
+        mmaccel.plan(Pipeline(parts.transformer, parts.scheduler), HeterogeneousSteps())

@@ -104,6 +104,11 @@ class DiffusionMethod(Method[PipelineSession]):
         """Raise an `UnsupportedTargetError` or a `SettingError` if it cannot work on a target; every plan calls it."""
 
 
+def has_masks(pipe: Any) -> bool:
+    """Whether a pipeline draws codes in place of masks, whose steps predict no velocity."""
+    return getattr(getattr(pipe, "scheduler", None), "config", {}).get("mask_token_id") is not None
+
+
 def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
     """Raise an `UnsupportedTargetError` if the target has no pipeline steps to follow."""
     name = type(adapter.target).__name__
@@ -117,6 +122,11 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
     scheduler = adapter.target.scheduler
     sampler = type(scheduler).__name__
+    if has_masks(adapter.target):
+        raise UnsupportedTargetError(
+            f"{method} carries velocities from step to step, and {name} draws codes in place of masks:"
+            " canvas.HaltonOrder() and others of canvas work on those of diffusers' own AmusedPipeline"
+        )
     advice = "run fewer steps, or use video.SparseAttention"
     if scheduler.config.get("stochastic_sampling"):
         sampler += "(stochastic_sampling=True)"

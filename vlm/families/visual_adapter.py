@@ -208,8 +208,7 @@ class VisualAdapter(DecoderAdapter):
 
     def attending(self) -> list[int]:
         """The layers of the decoder that attend; others, of hybrids, have a state instead."""
-        found: list[Any] = [getattr(module, "layer_idx", 0) for module in self.attention_modules()]
-        return found
+        return [getattr(module, "layer_idx", 0) for module in self.attention_modules()]
 
     def end(self, prompt: Prompt, report: Report, result: Any, kwargs: dict[str, Any]) -> Any:
         cuts, cache = self.cuts, cache_of(kwargs)
