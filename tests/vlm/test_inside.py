@@ -291,6 +291,22 @@ def test_guesses_that_come_with_a_prompt_of_embeddings_leave_it_to_the_model(fam
             fast.generate(**{name: value for name, value in again.items() if value is not None})
 
 
+@pytest.mark.parametrize("family", ("onevision", "qwen2_5_vl"))
+def test_hidden_states_are_those_of_the_whole_prompt(family):
+    """Qwen-Omni speaks by them."""
+    model, arguments = getattr(visual_examples, family)()
+    call, more = arguments(1), {"output_hidden_states": True, "return_dict_in_generate": True}
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.3)) as fast:
+        result = fast.generate(**call, **more)
+        assert fast.report.warnings == ["vlm.VidCom2(keep=0.3) ran plainly: output_hidden_states was given"]
+        assert result.hidden_states[0][0].shape[1] == call["input_ids"].shape[1] and not fast.report.engaged
+        first = fast.generate(**call, return_dict_in_generate=True)
+        ids = torch.cat([first.sequences, torch.tensor([[5, 6, 7]])], 1)
+        again = fast.generate(ids, past_key_values=first.past_key_values, max_new_tokens=2, **more)
+        assert again.hidden_states[0][0].shape[1] == 4, "a later turn has those of its own words"
+        assert not any("plainly" in warning for warning in fast.report.warnings)
+
+
 def test_attention_that_cannot_be_read_drops_nothing_and_says_so():
     layers = ["full_attention", "sliding_attention", *["full_attention"] * 4]
     model, arguments = visual_examples.onevision(layer_types=layers, use_sliding_window=True, sliding_window=512)

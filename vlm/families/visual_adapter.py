@@ -22,7 +22,7 @@ from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
 from ..decoder.generation import copies, plain_keys
 from ..decoder.method import DecoderMethod
-from ..input.arguments import replace, unread_beside
+from ..input.arguments import replace, unfit_beside
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
@@ -171,10 +171,10 @@ class VisualAdapter(DecoderAdapter):
         if prompt is None:
             return None
         given = self.inputs(prompt)
-        if unread := unread_beside(self.target, kwargs, given):
+        if why := unfit_beside(self.target, kwargs, given):
             if turn is not None:
-                raise PromptError(f"{unread} was given with a picture behind a shortened prompt: leave it out")
-            run.warn(f"{method} ran plainly: {unread} was given")
+                raise PromptError(f"{why} was given with a picture behind a shortened prompt: leave it out")
+            run.warn(f"{method} ran plainly: {why} was given")
             return None
         self._warn(method, prompt, run)
         replace(kwargs, prompt, self.target, self.pixel_arguments, given)
