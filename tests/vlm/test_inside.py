@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cosine_similarity, normalize
 
 import mmaccel
@@ -18,6 +19,7 @@ from mmaccel.errors import ConflictError, PromptError, SettingError, Unsupported
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.decoder.call import Call, GenerateRun
+from mmaccel.vlm.decoder.columns import Columns
 from mmaccel.vlm.families import tower as towers
 from mmaccel.vlm.families.tower import Probe, layer_of
 from mmaccel.vlm.pruning.frame_merging import merging
@@ -331,6 +333,17 @@ def test_cuts_end_with_their_call():
         fast.generate(**arguments(2))
         assert torch.equal(fast.generate(**words, max_new_tokens=3, do_sample=False), plain)
         assert not fast.report.engaged and fast.report.visual_tokens == 0
+
+
+def test_columns_are_taken_where_a_spread_model_has_its_arguments():
+    """Fake tensors refuse to be mixed with those of another device."""
+    columns = Columns(torch.tensor([[0, 2], [1, 2]]), torch.tensor([[True, True], [False, True]]), 4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        far, causal = torch.empty(2, 4, 3, device="meta"), torch.ones(2, 1, 1, 5, dtype=torch.bool, device="meta")
+        kwargs = {"position_embeddings": (far, far), "position_ids": far[..., 0]}
+        columns.fill(kwargs)
+        assert kwargs["position_embeddings"][0].shape == (2, 2, 3) and kwargs["position_ids"].shape == (2, 2)
+        assert columns.later_mask(causal, 1, 3).is_meta
 
 
 @pytest.mark.parametrize("cls", (vlm.HoliTom, vlm.EarlyTom))
