@@ -63,7 +63,7 @@ class Columns:
 
 
 def taken(values: torch.Tensor, columns: torch.Tensor, dim: int) -> torch.Tensor:
-    """Columns `[B, K]` of a tensor `[..., B, L]` or, with `dim` -2, `[..., B, L, D]`; they may lie on another device."""
+    """Columns `[B, K]`, on any device, of a tensor `[..., B, L]` or, with `dim` -2, `[..., B, L, D]`."""
     shape = list(values.shape)
     shape[dim - 1] = len(columns)
     index = columns if dim == -1 else columns[..., None]
