@@ -279,12 +279,9 @@ class VisualAdapter(DecoderAdapter):
         layers = attention_layers(self.tower)
         if not layers:
             raise UnsupportedTargetError(f"the vision tower of {type(self.target).__name__} has no attention to read")
-        return layer_of(layers, self.feature_layer(kwargs))
-
-    def feature_layer(self, kwargs: dict[str, Any]) -> Any:
-        """The index of the tower's hidden states that a call uses, or a list of them."""
         chosen = kwargs.get("vision_feature_layer")
-        return getattr(self.target.config, "vision_feature_layer", -1) if chosen is None else chosen
+        default = getattr(self.target.config, "vision_feature_layer", -1)
+        return layer_of(layers, default if chosen is None else chosen)
 
     @torch.no_grad()
     def inputs(self, prompt: Prompt) -> dict[str, Any]:
