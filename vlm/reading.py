@@ -14,6 +14,7 @@ from mmaccel import zoo
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 
 from .answering import from_hub
+from .input.processed import single_bos
 from .input.regions import Region, regions_of
 from .modality import READER
 
@@ -75,7 +76,7 @@ def read(
 ) -> tuple[str, float]:
     """What a session or a plain model reads on a page, greedily, and the seconds; `regions` for `DocumentDraft`."""
     given = {} if regions is None else {"regions": regions, "page": page, "processor": processor, "prompt": prompt}
-    asked = {} if prompt is None else {"text": prompt}
+    asked = {} if prompt is None else {"text": prompt, **single_bos(processor, prompt)}
     inputs = processor(images=page, return_tensors="pt", **asked).to(target.device, target.dtype)
     began = time.perf_counter()
     tokens = target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False, **given)

@@ -21,6 +21,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import TextStreamer
 
 from mmaccel.cli.arguments import FRAMES, TOKENS
+from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.errors import PromptError, SettingError, shown
 from mmaccel.serve.endpoint import FILES, LARGEST_SEED, Endpoint, Fields, Left, Request
 from mmaccel.uploads.pictures import read_picture
@@ -31,7 +32,6 @@ from .input.uploaded_video import read_clip
 
 ROLES = ("system", "user", "assistant")
 MESSAGES, CHARACTERS, MOST_FILES = 200, 200_000, 64  # of a request
-PLACEHOLDERS = ("image_token_id", "video_token_id", "image_token_index", "video_token_index")  # of configurations
 COLDEST = 1e-4  # temperature below which words are the likeliest ones, as far as numbers go
 USAGE = {"include_usage"}
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
@@ -54,6 +54,8 @@ class Chat(Request):
         Of sampling.
     tells_usage
         Whether a stream ends with the number of tokens.
+    has_begun
+        Whether the role of the answer was streamed.
     reason, usage
         Why the answer ended, and how many tokens were read and written, once it has.
     """
@@ -64,6 +66,7 @@ class Chat(Request):
     sampling: dict[str, Any]
     seed: int
     tells_usage: bool = False
+    has_begun: bool = False
     reason: str = "stop"
     usage: dict[str, int] = field(default_factory=dict)
     number: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
@@ -147,8 +150,7 @@ class ChatEndpoint(Endpoint[Chat]):
         """Tokens that fit behind the longest text, without pictures, of which methods drop most; raises if none do."""
         config = self.target.config
         most = getattr(config.get_text_config(), "max_position_embeddings", None)
-        shown = [getattr(config, name) for name in PLACEHOLDERS if getattr(config, name, None) is not None]
-        text = ~torch.isin(inputs["input_ids"], inputs["input_ids"].new_tensor(shown))
+        text = ~torch.isin(inputs["input_ids"], inputs["input_ids"].new_tensor([*placeholders(config)]))
         longest = int((text & inputs["attention_mask"].bool()).sum(1).max())
         if most is not None and longest >= most:
             raise PromptError(f"the messages are {longest} tokens long, and the model takes {most}: send fewer")
@@ -179,7 +181,10 @@ class ChatEndpoint(Endpoint[Chat]):
         return [*super().ending(request), *([usage] if request.tells_usage else [])]
 
     def piece(self, request: Chat, text: str | None) -> dict[str, Any]:
-        delta = {} if text is None else {"role": "assistant", "content": text}
+        delta = {} if request.has_begun else {"role": "assistant"}  # once: clients join what comes
+        request.has_begun = True
+        if text is not None:
+            delta["content"] = text
         choice = {"index": 0, "delta": delta, "finish_reason": request.reason if text is None else None}
         return {**self._heading(request, "chat.completion.chunk"), "choices": [choice]}
 

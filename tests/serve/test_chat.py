@@ -131,6 +131,21 @@ def test_an_answer_is_streamed_while_it_is_written(chat, questions):
     assert len({event.id for event in events}) == 1
 
 
+def test_a_streamed_answer_is_part_of_the_next_turn(chat, questions):
+    """Its role and its text are what clients make of the pieces, one behind the other."""
+    asked_for = call(questions[0], stream=True)
+    deltas = [event.choices[0].delta for event in chat.create(**asked_for)]
+    role, content = ("".join(getattr(delta, name) or "" for delta in deltas) for name in ("role", "content"))
+    assert role == "assistant" and len(deltas) > 2
+    turns = [*asked_for["messages"], {"role": role, "content": content}, {"role": "user", "content": "what moves up?"}]
+    assert chat.create(**{**asked_for, "messages": turns, "stream": False}).choices[0].message.content
+
+
+def test_a_stream_without_a_word_has_a_role_too(endpoint, questions):
+    (end,) = endpoint.ending(endpoint.parse(_body(questions[0], stream=True)))
+    assert end["choices"][0]["delta"] == {"role": "assistant"}
+
+
 def test_a_stream_ends_with_its_usage_where_that_is_asked_for(chat, questions):
     whole = chat.create(**call(questions[0])).usage
     events = list(chat.create(**call(questions[0], stream=True, stream_options={"include_usage": True})))

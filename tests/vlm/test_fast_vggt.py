@@ -100,6 +100,22 @@ def test_attention_over_all_views_sees_fewer_tokens_and_leaves_no_trace():
     assert snapshot(model) == before and torch.equal(model(**arguments(3)), plain)
 
 
+@torch.no_grad()
+def test_a_call_of_the_encoder_alone_is_a_run():
+    """As VGGT's own page calls it."""
+    model, arguments = vggt()
+    pictures = arguments(1)["images"]
+    with mmaccel.accelerate(model, FastVGGT(least=0)) as fast:
+        told = []
+        for call in (fast, fast.aggregator, fast.aggregator):
+            call(pictures)
+            told.append((fast.report.keys, fast.report.plain_keys))
+        assert len({*told}) == 1 and fast.report.wall_seconds > 0 and fast.report.engaged
+        for _ in range(2):
+            fast.aggregator(pictures[:, :1])
+            assert len(fast.report.warnings) == 1 and "one view alone" in fast.report.warnings[0]
+
+
 def test_places_go_with_their_tokens():
     model, arguments = vggt()
     seen = []

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cosine_similarity, normalize
 
 import mmaccel
@@ -18,6 +19,7 @@ from mmaccel.errors import ConflictError, PromptError, SettingError, Unsupported
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.decoder.call import Call, GenerateRun
+from mmaccel.vlm.decoder.columns import Columns
 from mmaccel.vlm.families import tower as towers
 from mmaccel.vlm.families.tower import Probe, layer_of
 from mmaccel.vlm.pruning.frame_merging import merging
@@ -291,6 +293,22 @@ def test_guesses_that_come_with_a_prompt_of_embeddings_leave_it_to_the_model(fam
             fast.generate(**{name: value for name, value in again.items() if value is not None})
 
 
+@pytest.mark.parametrize("family", ("onevision", "qwen2_5_vl"))
+def test_hidden_states_are_those_of_the_whole_prompt(family):
+    """Qwen-Omni speaks by them."""
+    model, arguments = getattr(visual_examples, family)()
+    call, more = arguments(1), {"output_hidden_states": True, "return_dict_in_generate": True}
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.3)) as fast:
+        result = fast.generate(**call, **more)
+        assert fast.report.warnings == ["vlm.VidCom2(keep=0.3) ran plainly: output_hidden_states was given"]
+        assert result.hidden_states[0][0].shape[1] == call["input_ids"].shape[1] and not fast.report.engaged
+        first = fast.generate(**call, return_dict_in_generate=True)
+        ids = torch.cat([first.sequences, torch.tensor([[5, 6, 7]])], 1)
+        again = fast.generate(ids, past_key_values=first.past_key_values, max_new_tokens=2, **more)
+        assert again.hidden_states[0][0].shape[1] == 4, "a later turn has those of its own words"
+        assert not any("plainly" in warning for warning in fast.report.warnings)
+
+
 def test_attention_that_cannot_be_read_drops_nothing_and_says_so():
     layers = ["full_attention", "sliding_attention", *["full_attention"] * 4]
     model, arguments = visual_examples.onevision(layer_types=layers, use_sliding_window=True, sliding_window=512)
@@ -315,6 +333,17 @@ def test_cuts_end_with_their_call():
         fast.generate(**arguments(2))
         assert torch.equal(fast.generate(**words, max_new_tokens=3, do_sample=False), plain)
         assert not fast.report.engaged and fast.report.visual_tokens == 0
+
+
+def test_columns_are_taken_where_a_spread_model_has_its_arguments():
+    """Fake tensors refuse to be mixed with those of another device."""
+    columns = Columns(torch.tensor([[0, 2], [1, 2]]), torch.tensor([[True, True], [False, True]]), 4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        far, causal = torch.empty(2, 4, 3, device="meta"), torch.ones(2, 1, 1, 5, dtype=torch.bool, device="meta")
+        kwargs = {"position_embeddings": (far, far), "position_ids": far[..., 0]}
+        columns.fill(kwargs)
+        assert kwargs["position_embeddings"][0].shape == (2, 2, 3) and kwargs["position_ids"].shape == (2, 2)
+        assert columns.later_mask(causal, 1, 3).is_meta
 
 
 @pytest.mark.parametrize("cls", (vlm.HoliTom, vlm.EarlyTom))

@@ -5,40 +5,61 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from PIL import Image
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers import LlavaOnevisionProcessor, LlavaProcessor, PreTrainedTokenizerFast
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
 from mmaccel import vlm
+from mmaccel.errors import PromptError
+from mmaccel.vlm import reading
 from mmaccel.vlm.answering import prepare
 from mmaccel.vlm.input.processed import processed
 
 VIDEO = "<|video_pad|>"
-WORDS = ("<pad>", VIDEO, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", *"0123456789.<> ?", *"cdehnorswy")
+IMAGE, BOS = "<|image_pad|>", "<|bos|>"
+WORDS = ("<pad>", VIDEO, IMAGE, BOS, "<|vision_start|>", "<|vision_end|>", *"0123456789.<> ?", *"cdehnorswy")
 TEMPLATE = (
     "{% for turn in messages %}{% for part in turn['content'] %}"
-    "{% if part['type'] == 'video' %}<|video_pad|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}<|{{ part['type'] }}_pad|>{% endif %}"
     "{% endfor %}{% endfor %}"
 )
 
 
-class QwenProcessor(Qwen3VLProcessor):
+def without_torchvision(kind):
     """Transformers' own, but that it does not look for classes which need torchvision."""
+    return type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, given: type(given)})
 
-    def check_argument_for_proper_class(self, argument_name, argument):
-        return type(argument)
+
+def tokens(**more):
+    """A tokenizer, whose texts begin with the `bos_token` that it is given."""
+    inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"<\|[a-z_]+\|>|."), "isolated")
+    if more:
+        inner.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", special_tokens=[(BOS, WORDS.index(BOS))]
+        )
+    names = {
+        "pad_token": "<pad>",
+        "unk_token": "<pad>",
+        "padding_side": "left",
+        "extra_special_tokens": {"image_token": IMAGE},
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **names, **more)
+
+
+def qwen_of(tokenizer, template=TEMPLATE):
+    """What it does without torchvision: frames stay as large as they are."""
+    frames = Qwen3VLVideoProcessor(do_resize=False, do_convert_rgb=False, do_normalize=False)
+    return without_torchvision(Qwen3VLProcessor)(None, tokenizer, frames, chat_template=template)
 
 
 @pytest.fixture(scope="module")
 def qwen():
-    """What it does without torchvision: frames stay as large as they are."""
-    inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"<\|[a-z_]+\|>|."), "isolated")
-    names = {"pad_token": "<pad>", "unk_token": "<pad>", "padding_side": "left"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, **names)
-    frames = Qwen3VLVideoProcessor(do_resize=False, do_convert_rgb=False, do_normalize=False)
-    return QwenProcessor(None, tokenizer, frames, chat_template=TEMPLATE)
+    return qwen_of(tokens())
 
 
 def video(count):
@@ -68,3 +89,44 @@ def test_other_processors_are_given_what_they_take():
     assert given[0].keys() == {"text", "videos", "return_tensors", "padding"} and len(given[0]["videos"][0]) == 2
     processed(lambda **told: given.append(told), ["why?"], [], ["a picture"])
     assert given[1].keys() == {"text", "images", "return_tensors", "padding"}
+
+
+@pytest.mark.parametrize("template", (TEMPLATE, "{{ bos_token }}" + TEMPLATE), ids=("tokenizer", "template"))
+def test_a_prompt_begins_once(template):
+    """Whether the tokenizer or the chat template writes the beginning."""
+    inputs = prepare(qwen_of(tokens(bos_token=BOS), template), video(2), ["why?", "where?"])
+    for row in inputs["input_ids"].tolist():
+        assert row.count(WORDS.index(BOS)) == 1
+
+
+def test_a_prompt_for_a_page_begins_once():
+    reader = LlavaProcessor(
+        CLIPImageProcessorPil(), tokens(bos_token=BOS), 14, chat_template="{{ bos_token }}" + TEMPLATE
+    )
+    given = []
+
+    class Model:
+        device, dtype = "cpu", None
+
+        def generate(self, **inputs):
+            given.append(inputs["input_ids"])
+            return inputs["input_ids"]
+
+    reading.read(Model(), reader, Image.new("RGB", (9, 9)), reading.prompt_of(reader, "why?"))
+    assert given[0][0].tolist().count(WORDS.index(BOS)) == 1
+
+
+def test_a_processor_that_takes_no_videos_says_so():
+    """It would leave them out in silence."""
+    llava = LlavaProcessor(CLIPImageProcessorPil(), tokens(), 14, chat_template=TEMPLATE)
+    with pytest.raises(PromptError, match="LlavaProcessor takes pictures, no videos: .*Qwen2.5-VL"):
+        prepare(llava, video(2), ["why?"])
+
+
+def test_pictures_of_one_prompt_are_shown_together():
+    """LLaVA-OneVision cuts up those that stand alone."""
+    kind, cutter = without_torchvision(LlavaOnevisionProcessor), LlavaOnevisionImageProcessorPil()
+    onevision = kind(cutter, tokens(), None, num_image_tokens=9, image_token=IMAGE, video_token=VIDEO)
+    pictures = [Image.new("RGB", (60, 40)), Image.new("RGB", (40, 90))]
+    inputs = processed(onevision, [IMAGE + IMAGE], [], pictures)
+    assert inputs["batch_num_images"].tolist() == [2]

@@ -379,6 +379,20 @@ def test_the_configuration_of_a_call_counts_before_that_of_the_model():
         assert fast.generate(**call, generation_config=given).shape == plain.shape
 
 
+def test_a_configuration_that_counts_new_tokens_stands_alone(monkeypatch):
+    """`generate` warns of one beside arguments of its own, and `transformers.pipeline` always gives one."""
+    model, arguments = visual_examples.onevision()
+    call, told = arguments(1), []
+    monkeypatch.setattr(model, "generate", lambda **kwargs: told.append(kwargs) or kwargs["input_ids"])
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.5)) as fast:
+        fast.generate(**{**call, "max_new_tokens": None}, generation_config=GenerationConfig(max_new_tokens=4))
+        del call["max_new_tokens"]
+        fast.generate(**call, generation_config=GenerationConfig(max_new_tokens=4))
+        fast.generate(**call, max_length=150)
+    assert [kwargs.get("max_new_tokens") for kwargs in told] == [4, None, 150 - call["input_ids"].shape[1]]
+    assert not any("max_length" in kwargs for kwargs in told)
+
+
 def test_a_prompt_may_come_without_its_name():
     model, arguments = visual_examples.onevision()
     call = arguments(2)

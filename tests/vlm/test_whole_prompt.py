@@ -23,7 +23,8 @@ from mmaccel.vlm import visual_examples
 
 METHODS = (vlm.VidCom2(), vlm.FastV(keep=0.3))
 END = 9
-BATCHES = pytest.mark.parametrize(("batch", "more"), ((1, {}), (2, {}), (2, {"num_beams": 2})), ids=str)
+SEVERAL = {"do_sample": True, "num_return_sequences": 2}
+BATCHES = pytest.mark.parametrize(("batch", "more"), ((1, {}), (2, {}), (2, {"num_beams": 2}), (2, SEVERAL)), ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +49,12 @@ class Noted(StoppingCriteria, LogitsProcessor):
 @BATCHES
 def test_a_criterion_sees_the_whole_prompt(qwen, method, batch, more):
     model, arguments = qwen
-    given = arguments(batch, max_new_tokens=9)
+    given = arguments(batch, max_new_tokens=9, **more)
     length = given["input_ids"].shape[1]
     kwargs = {"stopping_criteria": StoppingCriteriaList([lambda ids, scores, **_: noted(ids, scores, stop=True)])}
     noted = Noted(length)
     with mmaccel.accelerate(model, method) as fast:
-        tokens = fast.generate(**given, **kwargs, **more)
+        tokens = fast.generate(**given, **kwargs)
     assert tokens.shape[1] == length + 2
     assert noted.seen
     for ids in noted.seen:  # beam search asks for several rows of a prompt
@@ -63,19 +64,21 @@ def test_a_criterion_sees_the_whole_prompt(qwen, method, batch, more):
 @BATCHES
 def test_a_processor_sees_the_whole_prompt(qwen, batch, more):
     model, arguments = qwen
-    given = arguments(batch, max_new_tokens=3)
+    given = arguments(batch, max_new_tokens=3, **more)
     length = given["input_ids"].shape[1]
     noted = Noted(length)
     with mmaccel.accelerate(model, METHODS[0]) as fast:
-        plain = fast.generate(**given, **more)
-        assert torch.equal(fast.generate(**given, logits_processor=LogitsProcessorList([noted]), **more), plain)
+        torch.manual_seed(0)
+        plain = fast.generate(**given)
+        torch.manual_seed(0)
+        assert torch.equal(fast.generate(**given, logits_processor=LogitsProcessorList([noted])), plain)
     assert [ids.shape[1] for ids in noted.seen] == [length, length + 1, length + 2]
 
 
 @BATCHES
 def test_a_constraint_sees_the_whole_prompt(qwen, batch, more):
     model, arguments = qwen
-    given = arguments(batch, max_new_tokens=5)
+    given = arguments(batch, max_new_tokens=5, **more)
     length = given["input_ids"].shape[1]
     seen = []
 
@@ -84,9 +87,10 @@ def test_a_constraint_sees_the_whole_prompt(qwen, batch, more):
         return [7] if len(ids) >= length + 2 else list(range(60))
 
     with mmaccel.accelerate(model, METHODS[0]) as fast:
-        tokens = fast.generate(**given, prefix_allowed_tokens_fn=allowed, **more)
+        tokens = fast.generate(**given, prefix_allowed_tokens_fn=allowed)
     assert bool((tokens[:, length + 2 :] == 7).all())
-    assert seen and all(torch.equal(ids[:length], given["input_ids"][row]) for row, ids in seen)
+    prompts = given["input_ids"].repeat_interleave(more.get("num_return_sequences", 1), 0)
+    assert seen and all(torch.equal(ids[:length], prompts[row]) for row, ids in seen)
 
 
 def test_parts_of_transformers_stay_what_they_are(qwen):

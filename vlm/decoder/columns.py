@@ -45,8 +45,9 @@ class Columns:
     def later_mask(self, mask: torch.Tensor | None, tokens: int, held: int) -> torch.Tensor | None:
         """The mask `[B, 1, M, N]` of a later pass over so many `tokens`, in a layer whose cache has `held` keys."""
         if mask is not None:
-            prompt = mask[..., : self.length].gather(-1, self.index[:, None, None].expand(-1, *mask.shape[1:3], -1))
-            return torch.cat([prompt & self.real[:, None, None], mask[..., self.length :]], -1)
+            index, real = self.index.to(mask.device), self.real.to(mask.device)
+            prompt = mask[..., : self.length].gather(-1, index[:, None, None].expand(-1, *mask.shape[1:3], -1))
+            return torch.cat([prompt & real[:, None, None], mask[..., self.length :]], -1)
         if self.whole:
             return None
         new = held - self.real.shape[1] + tokens
@@ -62,9 +63,9 @@ class Columns:
 
 
 def taken(values: torch.Tensor, columns: torch.Tensor, dim: int) -> torch.Tensor:
-    """Columns `[B, K]` of a tensor `[..., B, L]` or, with `dim` -2, `[..., B, L, D]`."""
+    """Columns `[B, K]`, on any device, of a tensor `[..., B, L]` or, with `dim` -2, `[..., B, L, D]`."""
     shape = list(values.shape)
     shape[dim - 1] = len(columns)
     index = columns if dim == -1 else columns[..., None]
     wanted = [*shape[:dim], columns.shape[1], *shape[dim:][1:]]
-    return values.expand(shape).gather(dim, index.expand(wanted))
+    return values.expand(shape).gather(dim, index.to(values.device).expand(wanted))

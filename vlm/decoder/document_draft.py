@@ -17,6 +17,7 @@ from mmaccel.method import Advice
 from mmaccel.registry import register
 from mmaccel.report import Report
 
+from ..input.processed import single_bos
 from ..input.regions import Region, crop, pages_of, regions_of
 from .text_draft import Prediction, TextDraft, known
 
@@ -197,7 +198,9 @@ class Document(Prediction):
 
     def inputs(self, pictures: list[Image.Image], model: Any) -> dict[str, Any]:
         """Arguments of `generate` for crops."""
-        asked: dict[str, Any] = {} if self.prompt is None else {"text": [self.prompt] * len(pictures)}
+        asked: dict[str, Any] = {}
+        if self.prompt is not None:
+            asked = {"text": [self.prompt] * len(pictures), **single_bos(self.processor, self.prompt)}
         try:
             found = self.processor(images=pictures, return_tensors="pt", padding=True, padding_side="left", **asked)
         except (TypeError, ValueError, AttributeError) as error:

@@ -51,7 +51,7 @@ class KeptTokens:
         before: KeptTokens | None = None,
     ) -> None:
         self.last, self.lengths, self.chosen = last, list(lengths), chosen.clamp(min=0)
-        index = self.chosen if before is None else before.columns.index.gather(1, self.chosen)
+        index = self.chosen if before is None else before.columns.index.to(chosen.device).gather(1, self.chosen)
         self.columns: Columns = Columns(index, chosen >= 0, length)
         self.filling = True  # whether the pass of the prompt is under way
 

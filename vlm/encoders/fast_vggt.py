@@ -15,7 +15,7 @@ from torch.nn.functional import normalize, pad
 from mmaccel.errors import SettingError
 from mmaccel.kernels import segment_mean
 from mmaccel.method import Advice, Method, is_count, is_number
-from mmaccel.patching import hook, wrap_method
+from mmaccel.patching import hook, wrap_forward, wrap_method
 from mmaccel.registry import register
 from mmaccel.session import Session
 
@@ -128,7 +128,7 @@ class FastVGGT(Method[Session[MultiViewAdapter]]):
         merging = _Merging(self, session)
         for name in session.adapter.runs:
             wrap_method(stack, session.target, name, merging.run)
-        hook(stack, session.adapter.encoder.module, merging.begin)
+        wrap_forward(stack, session.adapter.encoder.module, merging.encode)
         for module in session.adapter.encoder.attention:
             hook(stack, module, merging.before, merging.after)
 
@@ -185,9 +185,16 @@ class _Merging:
         with self.session.run():
             return original(*args, **kwargs)
 
-    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def encode(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A run of its own, where the encoder is called by itself."""
+        with self.session.run():
+            self._begin(*args, **kwargs)
+            return original(*args, **kwargs)
+
+    def _begin(self, *args: Any, **kwargs: Any) -> None:
         adapter = self.session.adapter
-        pictures = args[0] if args else kwargs[next(iter(inspect.signature(module.forward).parameters))]
+        names = inspect.signature(adapter.encoder.module.forward).parameters
+        pictures = args[0] if args else kwargs[next(iter(names))]
         self.views, self.match = adapter.views(pictures), None
         adapter.check_memory(self.views, pictures)
         why = self._why_plain()

@@ -86,10 +86,7 @@ class LlavaOnevisionAdapter(VisualAdapter):
         return int(image_size_to_num_patches(size, config.image_grid_pinpoints, config.vision_config.image_size))
 
     def clips(self, kind: str, kwargs: dict[str, Any], seen: int = 0) -> list[tuple[int, int]]:
-        if kind == "image":
-            return []
-        videos, frames = kwargs["pixel_values_videos"].shape[:2]
-        return [(frames, 1)] * videos
+        return [(frames, 1) for frames, _, _ in self.grids(kind, kwargs) or ()]
 
     def picture(self, features: torch.Tensor, told: torch.Tensor | None = None) -> list[Visual]:
         """The whole picture and the enlarged one, `[L, D]`, whose lines end in newline tokens.

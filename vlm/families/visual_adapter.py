@@ -23,7 +23,7 @@ from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
 from ..decoder.generation import copies, plain_keys
 from ..decoder.method import DecoderMethod
-from ..input.arguments import replace, unread_beside
+from ..input.arguments import replace, unfit_beside
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
@@ -172,10 +172,10 @@ class VisualAdapter(DecoderAdapter):
         if prompt is None:
             return None
         given = self.inputs(prompt)
-        if unread := unread_beside(self.target, kwargs, given):
+        if why := unfit_beside(self.target, kwargs, given):
             if turn is not None:
-                raise PromptError(f"{unread} was given with a picture behind a shortened prompt: leave it out")
-            run.warn(f"{method} ran plainly: {unread} was given")
+                raise PromptError(f"{why} was given with a picture behind a shortened prompt: leave it out")
+            run.warn(f"{method} ran plainly: {why} was given")
             return None
         self._warn(method, prompt, run)
         replace(kwargs, prompt, self.target, self.pixel_arguments, given)
@@ -279,12 +279,9 @@ class VisualAdapter(DecoderAdapter):
         layers = attention_layers(self.tower)
         if not layers:
             raise UnsupportedTargetError(f"the vision tower of {type(self.target).__name__} has no attention to read")
-        return layer_of(layers, self.feature_layer(kwargs))
-
-    def feature_layer(self, kwargs: dict[str, Any]) -> Any:
-        """The index of the tower's hidden states that a call uses, or a list of them."""
         chosen = kwargs.get("vision_feature_layer")
-        return getattr(self.target.config, "vision_feature_layer", -1) if chosen is None else chosen
+        default = getattr(self.target.config, "vision_feature_layer", -1)
+        return layer_of(layers, default if chosen is None else chosen)
 
     @torch.no_grad()
     def inputs(self, prompt: Prompt) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from .whole_prompt import restore
 
 # Settings whose guesses come with the first pass, as token ids.
 GUESSING = ("prompt_lookup_num_tokens", "assistant_model", "assistant_early_exit", "use_mtp")
+WHOLE = ("output_hidden_states",)  # of every token of the prompt: Qwen-Omni makes its speech of them
 
 
-def unread_beside(target: Any, kwargs: dict[str, Any], inputs: dict[str, Any]) -> str | None:
-    """What a call was given that `generate` would not read beside embeddings of its prompt; None without any."""
-    names = GUESSING if "inputs_embeds" in inputs else ()
+def unfit_beside(target: Any, kwargs: dict[str, Any], inputs: dict[str, Any]) -> str | None:
+    """What a call was given that fits no shortened prompt, or no embeddings of one; None without any."""
+    names = (GUESSING if "inputs_embeds" in inputs else ()) + (WHOLE if len(inputs) > 1 else ())
     return next((name for name in names if setting(target, kwargs, name)), None)
 
 
@@ -57,8 +58,10 @@ def replace(
         kwargs.pop(name, None)
     for name in kwargs.keys() & {*COLUMNS}:
         kwargs[name] = prompt.of_columns(kwargs[name])
-    kwargs.update(inputs, attention_mask=prompt.attention_mask, max_new_tokens=new)
-    restore(kwargs, prompt)
+    kwargs.update(inputs, attention_mask=prompt.attention_mask)
+    if "max_new_tokens" in kwargs or setting(target, kwargs, "max_new_tokens") is None:
+        kwargs["max_new_tokens"] = new
+    restore(kwargs, prompt, target)
     least = setting(target, kwargs, "min_length")
     if least:  # it counts the prompt as it was given
         fewest = setting(target, kwargs, "min_new_tokens") or 0

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import ProcessorMixin
+
+from mmaccel.errors import PromptError
+
 from .read_video import VideoFrames
 
 
@@ -16,12 +20,33 @@ def processed(processor: Any, texts: Sequence[str], videos: Sequence[Any], pictu
     videos
         :class:`~mmaccel.vlm.VideoFrames`, whose times the processor is told, or pictures and arrays of which none are
         known.
+    pictures
+        Those of one text: beside several there are none.
+
+    Raises
+    ------
+    PromptError
+        If the processor would leave videos out.
     """
-    shown = {"images": list(pictures), "videos": [list(video) for video in videos]}
+    of_transformers = isinstance(processor, ProcessorMixin)
+    if videos and of_transformers and getattr(processor, "video_processor", None) is None:
+        raise PromptError(
+            f"{type(processor).__name__} takes pictures, no videos: ask a model that is shown videos, such as"
+            " Qwen/Qwen2.5-VL-3B-Instruct"
+        )
+    images = [list(pictures)] if pictures and of_transformers else list(pictures)  # nested they belong to one prompt
+    shown = {"images": images, "videos": [list(video) for video in videos]}
     given: dict[str, Any] = {kind: items for kind, items in shown.items() if items}
     if videos and hasattr(processor, "video_processor"):  # some of transformers' choose among frames as in a whole file
         given |= {"do_sample_frames": False, "video_metadata": [_metadata(video) for video in videos]}
+    given |= single_bos(processor, texts[0])
     return processor(text=list(texts), return_tensors="pt", padding=True, **given)
+
+
+def single_bos(processor: Any, text: str) -> dict[str, bool]:
+    """What keeps a tokenizer from beginning a text once more, where the chat template has written its `bos_token`."""
+    bos = getattr(getattr(processor, "tokenizer", None), "bos_token", None)
+    return {"add_special_tokens": False} if bos and text.startswith(bos) else {}
 
 
 def _metadata(video: Any) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from transformers import (
     SuppressTokensAtBeginLogitsProcessor,
 )
 
+from mmaccel.decoding.setting import setting
+
 from .prompt import Prompt
 
 OWN = "transformers."  # modules whose parts keep their types, for which `generate` looks
@@ -36,7 +38,7 @@ LENGTHS: dict[type, str] = {
 }
 
 
-def restore(kwargs: dict[str, Any], prompt: Prompt) -> None:
+def restore(kwargs: dict[str, Any], prompt: Prompt, target: Any) -> None:
     """Have the caller's streamer, stopping criteria, processors of logits and constraint see the whole prompt."""
     if kwargs.get("streamer") is not None:
         kwargs["streamer"] = WholeStream(kwargs["streamer"], prompt)
@@ -47,7 +49,9 @@ def restore(kwargs: dict[str, Any], prompt: Prompt) -> None:
         if kwargs.get(name):
             kwargs[name] = kind([_restored(part, whole, prompt) for part in kwargs[name]])
     if kwargs.get("prefix_allowed_tokens_fn") is not None:
-        kwargs["prefix_allowed_tokens_fn"] = _constraint(kwargs["prefix_allowed_tokens_fn"], prompt)
+        several = (setting(target, kwargs, "num_beams") or 1) == 1  # beams of a prompt are one row to a constraint
+        copies = (setting(target, kwargs, "num_return_sequences") or 1) if several else 1
+        kwargs["prefix_allowed_tokens_fn"] = _constraint(kwargs["prefix_allowed_tokens_fn"], prompt, copies)
 
 
 def _restored(part: Any, whole: Callable[..., Any], prompt: Prompt) -> Any:
@@ -103,9 +107,13 @@ class WholeProcessor(LogitsProcessor):
         return self.processor(self.prompt.restored(input_ids), scores)
 
 
-def _constraint(allowed: Callable[[int, torch.Tensor], Any], prompt: Prompt) -> Callable[[int, torch.Tensor], Any]:
+def _constraint(
+    allowed: Callable[[int, torch.Tensor], Any], prompt: Prompt, copies: int
+) -> Callable[[int, torch.Tensor], Any]:
+    """A constraint that reads the whole prompt, of which there are so many rows."""
+
     def whole(row: int, ids: torch.Tensor) -> Any:
         new = ids[prompt.input_ids.shape[1] :]
-        return allowed(row, torch.cat([prompt.full_ids[row], new]))
+        return allowed(row, torch.cat([prompt.full_ids[row // copies], new]))
 
     return whole

@@ -85,24 +85,24 @@ class Cuts:
             self.run.warn("nothing was dropped inside the language model: the prompt came in several chunks")
 
     def _cut(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        earlier = self.columns.get(max(self.columns, default=-1))
-        rows = len(hidden)
-        self.copies = rows // len(self.prompt.input_ids)
-        if earlier is None:
-            mask = self.prompt.attention_mask.bool()
-            mask = mask.repeat_interleave(rows // len(mask), 0)
-            columns = torch.arange(hidden.shape[1], device=hidden.device).expand(rows, -1)
-        else:
-            columns, mask = earlier.index, earlier.real
         if self.scores is None:
             self.run.warn(f"nothing was dropped before layer {layer}: the attention before it could not be read")
             return hidden
+        rows, device = len(hidden), hidden.device  # a spread model has the layer before this one on another
+        self.copies = rows // len(self.prompt.input_ids)
+        earlier = self.columns.get(max(self.columns, default=-1))
+        if earlier is None:
+            mask = self.prompt.attention_mask.bool().repeat_interleave(self.copies, 0).to(device)
+            columns = torch.arange(hidden.shape[1], device=device).expand(rows, -1)
+        else:
+            columns, mask = earlier.index.to(device), earlier.real.to(device)
+        self.scores = self.scores.to(device)
         kept = [self._row(layer, row, hidden[row, mask[row]], mask, columns) for row in range(rows)]
         width = max(len(index) for index, _ in kept)
         result = hidden.new_zeros(rows, width, hidden.shape[2])
         new, scores = columns.new_zeros(rows, width), self.scores.new_zeros(rows, width)
         missing = columns.new_tensor([width - len(index) for index, _ in kept])
-        real = torch.arange(width, device=hidden.device) >= missing[:, None]
+        real = torch.arange(width, device=device) >= missing[:, None]
         for row, (index, states) in enumerate(kept):
             result[row, width - len(index) :] = states
             new[row, width - len(index) :] = columns[row, mask[row]][index]
@@ -113,7 +113,7 @@ class Cuts:
     def _row(self, layer: int, row: int, hidden: torch.Tensor, mask: torch.Tensor, columns: torch.Tensor) -> Any:
         source = row // self.copies
         at = columns[row, mask[row]]
-        number, anchor = self.prompt.number[source, at], self.prompt.anchor[source, at]
+        number, anchor = (part[source].to(at.device)[at] for part in (self.prompt.number, self.prompt.anchor))
         assert self.scores is not None
         total = int((self.prompt.number[source] != NO_PLACE).sum())
         scores = self.scores[row, mask[row]]

@@ -17,6 +17,7 @@ from mmaccel.locks import lock_of
 from ..answering import prepare
 from ..decoder.generation import copies
 from ..families.llava_onevision import LlavaOnevisionAdapter
+from ..input.processed import single_bos
 from .checks import check_answer, check_settings, frames_of, size_of
 from .response_gate import ResponseGate
 from .stats import VideoStreamStats
@@ -267,7 +268,8 @@ class VideoStream:
         """Token ids `[1, L]` of the conversation before and after the video."""
         content = [{"type": "video"}, {"type": "text", "text": question}]
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        ids = self.processor.tokenizer(text, return_tensors="pt").input_ids.to(self.model.device)
+        single = single_bos(self.processor, text)
+        ids = self.processor.tokenizer(text, return_tensors="pt", **single).input_ids.to(self.model.device)
         places = (ids[0] == self.adapter.token_id("video")).nonzero().squeeze(1)
         if len(places) != 1:
             raise PromptError(f"the chat template makes {len(places)} video placeholders of one video: it must be one")
