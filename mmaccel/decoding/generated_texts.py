@@ -47,8 +47,7 @@ class GeneratedTexts:
     texts
         One per row.
     slots
-        Places of the rows in the cache, once the prompt is read; None where texts are read in step and grow by chains,
-        for which the model's own masks and positions do.
+        Places of the rows in the cache, once the prompt is read; None where texts are read in step, as the model does.
     past
         The cache of such texts, once the prompt is read.
     more
