@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from mmaccel.errors import ConflictError
+from mmaccel.forwards import REGISTRY
 
-REGISTRY = "_diffusers_hook"
 CHILDREN = "_child_registries_cache"
 CONFIG = "_cache_config"
 PARALLEL = "_parallel_config"

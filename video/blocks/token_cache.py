@@ -11,7 +11,7 @@ import torch
 
 from mmaccel.errors import SettingError
 from mmaccel.method import Advice, is_count, is_number
-from mmaccel.patching import wrap_method
+from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
 from mmaccel.stepping.reuse import BranchState
 from mmaccel.stepping.run import SamplerRun
@@ -159,9 +159,9 @@ class _Stepper(CacheStepper):
         keys = KeysValues(len(blocks))
         self.keys.append(keys)
         for layer, block in enumerate(blocks):
-            wrap_method(self.stack, block, "forward", functools.partial(self.block, family, block, layer))
+            wrap_forward(self.stack, block, functools.partial(self.block, family, block, layer))
             attention = getattr(block, family.attention)
-            wrap_method(self.stack, attention, "forward", functools.partial(self.attention, keys, layer))
+            wrap_forward(self.stack, attention, functools.partial(self.attention, keys, layer))
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         if self.cache.leads:
