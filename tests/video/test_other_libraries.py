@@ -1,5 +1,6 @@
 """What users put on a transformer beside mmaccel: torch.compile, LoRA by peft, offloading by accelerate."""
 
+import diffusion_loop as loop
 import pytest
 import torch
 from accelerate.hooks import CpuOffload, add_hook_to_module, remove_hook_from_module
@@ -8,7 +9,7 @@ from peft import LoraConfig
 
 import mmaccel
 from mmaccel import video
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.forwards import PASSING_HOOKS
 from mmaccel.patching import Wrapped
 from mmaccel.testing.contract import snapshot
@@ -182,3 +183,18 @@ def test_a_transformer_that_changes_below_sparse_attention_is_said(wan):
         assert torch.equal(fast(**call)[0], plain)
         assert [warning for warning in fast.report.warnings if "its transformer was changed" in warning]
         assert not any("set_attention_backend" in warning for warning in fast.report.warnings)
+
+
+SKIPPING = (video.BlockCache(1e6, last=1), video.TokenCache(0.5, fractions=(1.0, 0.0, 1.0)))
+
+
+@pytest.mark.parametrize("method", SKIPPING, ids=str)
+def test_a_block_that_brings_the_weights_of_the_next_is_not_left_out(method):
+    pipe, _, _ = loop.pipeline("WanTransformer3DModel")
+    pipe.transformer.enable_group_offload(CPU, CPU, "block_level", num_blocks_per_group=3)
+    with pytest.raises(SettingError, match="num_blocks_per_group=1"):
+        mmaccel.accelerate(pipe, method)
+    mmaccel.accelerate(pipe, video.BlockCache(1e6)).remove()
+    pipe.transformer._diffusers_hook.remove_hook("group_offloading")
+    pipe.transformer.enable_group_offload(CPU, CPU, "block_level", num_blocks_per_group=1)
+    mmaccel.accelerate(pipe, method).remove()
