@@ -42,6 +42,7 @@ UNSEEN = (
     ' another kernel attends, call pipe.transformer.set_attention_backend("native") first'
 )
 CHANGED = "its transformer was changed after accelerate(): remove() the session, and call accelerate() again"
+UNPLACED = "a call did not tell where tokens lie, and its attention stayed dense: use policy='pooled_top_k'"
 Grid = tuple[int, int, int]
 
 
@@ -208,6 +209,7 @@ class _Attention:
             choose = policies.PREFILL[method.policy]
             return None, choose(query, key, budget=method.budget, causal=False, block_m=BLOCK, block_n=BLOCK)
         if self.grid is None or self.grid[0] * self.grid[1] * self.grid[2] != query.shape[2]:
+            warn(self.session.report, UNPLACED)
             return None, None
         choose_place = _radial if method.policy == "radial" else _sliding_tile
         return choose_place(self.grid, method.budget, str(query.device))
