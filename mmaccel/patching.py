@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from . import private
+from .forwards import BELOW_HOOK, FORWARD, diffusers_hooks, forward_place
 from .session import Session
 
 # `(original, kwargs) -> result`: what a method does in place of a call of `generate`, its arguments by name
@@ -29,9 +30,6 @@ After = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
 # Arguments of attention functions that change the result in ways that only the model's own attention knows.
 UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
-
-# Where the forward of a module may be: hooks of accelerate that come and go move it, in off-loaded pipelines each call.
-FORWARDS = ("forward", private.BELOW_HOOK)
 
 _numbers = itertools.count()
 
@@ -58,49 +56,53 @@ class Wrapped:
     """Replaces one method of an instance.
 
     A copy of the owner gets its own plain method: pipelines copy schedulers. If another library has wrapped it in
-    the meantime, it stays below that wrapper and only forwards calls; accelerate's hooks, which move a forward as they
-    come and go, get the original back.
+    the meantime, it stays below that wrapper and only forwards calls; hooks of accelerate and diffusers, which move a
+    forward as they come and go, get the original back.
     """
 
     # so that a wrapper around this one, which takes over its attributes, has none of the session's
-    __slots__ = ("original", "owner", "function", "places", "had", "live", "__dict__", "__weakref__")
+    __slots__ = ("original", "owner", "function", "name", "had", "live", "__dict__", "__weakref__")
 
-    def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, getattr(owner, name))
-        self.original = getattr(owner, name)
+    def __init__(self, owner: Any, name: str, function: Callable[..., Any], holder: Any = None) -> None:
+        holder = owner if holder is None else holder  # a hook, where that keeps the owner's method
+        functools.update_wrapper(self, getattr(holder, name))
+        self.original = getattr(holder, name)
         self.owner, self.function = owner, function
-        self.places = FORWARDS if name in FORWARDS else (name,)  # the first is that of the class
-        self.had = name in vars(owner)
+        self.name = FORWARD if name == BELOW_HOOK else name  # that of the class
+        self.had = name in vars(holder)
         self.live = True
-        setattr(owner, name, self)
+        setattr(holder, name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self.original, *args, **kwargs) if self.live else self.original(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo.get(id(self.owner))
-        return self if copied is None else getattr(type(copied), self.places[0]).__get__(copied)
+        return self if copied is None else getattr(type(copied), self.name).__get__(copied)
 
     def __reduce__(self) -> Any:
-        return getattr, (self.owner, self.places[0])  # so that what is pickled is plain, too
+        return getattr, (self.owner, self.name)  # so that what is pickled is plain, too
 
     def remove(self) -> None:
         self.live = False
-        for place in self.places:
-            self._leave(place)
+        self._leave(self.owner, self.name)
+        if self.name == FORWARD:  # which hooks move as they come and go, in off-loaded pipelines each call
+            self._leave(self.owner, BELOW_HOOK)
+            for _, hook in diffusers_hooks(self.owner):
+                self._leave(hook, FORWARD)
 
-    def _leave(self, place: str) -> None:
-        above = vars(self.owner).get(place)
+    def _leave(self, holder: Any, name: str) -> None:
+        above = vars(holder).get(name)
         if above is not self:
             while isinstance(above, Wrapped) and above.original is not self:
                 above = above.original
             if isinstance(above, Wrapped):  # of ours, and attached later
                 above.original, above.had = self.original, self.had
             return
-        if self.had or place == private.BELOW_HOOK:
-            setattr(self.owner, place, self.original)
+        if self.had or holder is not self.owner or name != self.name:
+            setattr(holder, name, self.original)
         else:
-            delattr(self.owner, place)
+            delattr(holder, name)
 
 
 def wrap_method(stack: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
@@ -121,9 +123,9 @@ def wrap_in_thread(stack: ExitStack, owner: Any, name: str, function: Callable[.
 
 
 def wrap_forward(stack: ExitStack, module: torch.nn.Module, function: Callable[..., Any]) -> None:
-    """:func:`wrap_method` for what a module runs: its `forward`, below accelerate's hook, or its compiled call."""
-    below = private.BELOW_HOOK if private.BELOW_HOOK in vars(module) else "forward"
-    wrap_method(stack, module, private.COMPILED_CALL if private.is_compiled(module) else below, function)
+    """:func:`wrap_method` for what a module runs: its `forward`, below hooks that come and go, or its compiled call."""
+    holder, name = (module, private.COMPILED_CALL) if private.is_compiled(module) else forward_place(module)
+    stack.callback(Wrapped(module, name, function, holder).remove)
 
 
 def wrap_generate(

@@ -142,7 +142,6 @@ def kwargs_after(model: Any, kwargs: dict[str, Any], count: int) -> dict[str, An
 
 # The attribute in which `torch.nn.Module.compile` keeps the compiled call.
 COMPILED_CALL = "_compiled_call_impl"
-BELOW_HOOK = "_old_forward"  # that in which accelerate keeps the forward below its hook
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

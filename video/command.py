@@ -55,7 +55,7 @@ class VideoCommand(Command):
         both = side_by_side(arguments)
         settings = settings_of(arguments, "seed")
         chosen, preset = chosen_methods(arguments)
-        pipe = opened(arguments)
+        pipe, _ = self.open(arguments)
         rate = arguments.rate or rate_of(pipe)
         with accelerate(pipe, *chosen, preset=preset) as session:
             if arguments.trace:
@@ -76,6 +76,13 @@ class VideoCommand(Command):
             print(f"  quality     {quality.distance(*frames)} to the plain clip, measured")
         tell_written(arguments, both)
 
+    def open(self, arguments: argparse.Namespace) -> tuple[Any, Any]:
+        from . import generation
+
+        pipe = opened(arguments)
+        generation.check_arguments(pipe)
+        return pipe, pipe
+
     def batching(self) -> Batching:
         from .batching import VideoBatching
 
@@ -89,7 +96,7 @@ class VideoCommand(Command):
         if not arguments.prompt.strip():
             raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
         settings = settings_of(arguments)
-        pipe = opened(arguments)
+        pipe, _ = self.open(arguments)
         pipe.set_progress_bar_config(disable=True)
         return pipe, {"prompt": arguments.prompt, "output_type": "pil", **settings.arguments()}
 

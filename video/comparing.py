@@ -19,6 +19,7 @@ from mmaccel.session import Session
 from . import quality
 from .autoregressive.block_router import ARGUMENTS, BlockRouter
 from .families.rates import rate_of
+from .generation import check_arguments
 
 PSNR = Metric("psnr", "PSNR dB", "PSNR in dB to the output of the plain pipeline, mean over seeds; 100 if equal", ".1f")
 SSIM = Metric("ssim", "SSIM", "structural similarity to the output of the plain pipeline, mean over seeds")
@@ -48,6 +49,7 @@ class VideoTrial(BaseTrial):
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
         left_out = () if _is_routed(target) else ARGUMENTS
         arguments = {name: value for name, value in self.inputs.items() if name not in left_out}
+        check_arguments(self.target, [name for name in arguments if name not in ARGUMENTS])
         if fewer is not None:
             arguments["num_inference_steps"] = fewer
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,16 @@ from .families.adapter import DiffusionTransformerAdapter, has_masks
 from .steps import warn
 
 SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save the `audio` it returns"
+
+
+OURS = ("generator", "output_type")  # arguments of every call
+ARGUMENTS = {  # of the pipeline's call, by the setting
+    "steps": "num_inference_steps",
+    "guidance": "guidance_scale",
+    "frames": "num_frames",
+    "height": "height",
+    "width": "width",
+}
 
 
 @dataclass
@@ -51,13 +61,7 @@ class VideoSettings:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of the pipeline's call."""
-        given = {
-            "num_inference_steps": self.steps,
-            "guidance_scale": self.guidance,
-            "num_frames": self.frames,
-            "height": self.height,
-            "width": self.width,
-        }
+        given = {name: getattr(self, setting) for setting, name in ARGUMENTS.items()}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -92,6 +96,30 @@ def check_places(pipe: Any, settings: VideoSettings) -> None:
     for name, limit in largest.items():
         if (getattr(settings, name) or 0) > limit:
             raise SettingError(f"{name}={getattr(settings, name)}: {type(pipe).__name__} makes at most {limit}")
+
+
+def check_arguments(pipe: Any, given: Collection[str] = ("prompt",)) -> None:
+    """Refuse a call with these arguments, where others are needed too or one of them is not taken.
+
+    Raises
+    ------
+    UnsupportedTargetError, SettingError
+    """
+    kind, call = type(pipe).__name__, inspect.signature(type(pipe).__call__).parameters.values()
+    needed = [one.name for one in call if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    missing = [f"{name}=" for name in needed if name not in ("self", *OURS, *given)]
+    if missing:
+        raise UnsupportedTargetError(
+            f"{kind} also needs {', '.join(missing)}: call it in Python, with mmaccel.accelerate(pipe, ...)"
+        )
+    if any(one.kind is one.VAR_KEYWORD for one in call):  # and passed on
+        return
+    foreign = next((name for name in given if name not in [one.name for one in call]), None)
+    if foreign == "prompt":
+        raise UnsupportedTargetError(f"{kind} takes no prompt: call it in Python, with mmaccel.accelerate(pipe, ...)")
+    if foreign:
+        setting = {name: setting for setting, name in ARGUMENTS.items()}.get(foreign, foreign)
+        raise SettingError(f"{kind} takes no {foreign}=: leave out {setting}")
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
@@ -154,17 +182,19 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
     PromptError
         If the prompt is empty.
     SettingError
-        If the pipeline refuses a setting, such as a size.
+        If the pipeline refuses a setting, such as a size, or does not have it.
     UnsupportedTargetError
-        If it makes neither a clip nor a picture.
+        If it needs more than a prompt, or makes neither a clip nor a picture.
     """
     if not prompt.strip():
         raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
-    check_places(target.target if isinstance(target, Session) else target, settings)
+    pipe, arguments = target.target if isinstance(target, Session) else target, settings.arguments()
+    check_arguments(pipe, ("prompt", *arguments, *more))
+    check_places(pipe, settings)
     generator = torch.Generator().manual_seed(settings.seed)
     began = time.perf_counter()
     try:
-        output = target(prompt=prompt, generator=generator, output_type="pil", **settings.arguments(), **more)
+        output = target(prompt=prompt, generator=generator, output_type="pil", **arguments, **more)
     except ValueError as error:
         if isinstance(error, MmaccelError):
             raise
@@ -178,6 +208,8 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
 def _frames(output: Any) -> list[Image.Image]:
     if hasattr(output, "frames"):
         return list(output.frames[0])
+    if hasattr(output, "video"):  # Cosmos 3, without a batch
+        return list(output.video)
     if not hasattr(output, "images"):
         raise UnsupportedTargetError(
             f"the pipeline's {type(output).__name__} has no frames: call it in Python, with"

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from mmaccel.errors import ConflictError
+from mmaccel.forwards import REGISTRY
 
-REGISTRY = "_diffusers_hook"
 CHILDREN = "_child_registries_cache"
 CONFIG = "_cache_config"
 PARALLEL = "_parallel_config"
+GROUPED = "group_offloading"
 
 
 def check_no_cache(denoiser: torch.nn.Module) -> None:
@@ -71,6 +72,12 @@ def knows_attention(denoiser: torch.nn.Module, places: tuple[str, ...]) -> bool:
     found = {name: module for name, module in denoiser.named_modules() if isinstance(module, _ATTENTION_CLASSES)}
     names = [name for name, module in found.items() if not getattr(module, "is_cross_attention", False)]
     return any(re.search(place, name) for place in places for name in names)
+
+
+def moves_together(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether diffusers' group offloading has two modules in one group, whose first one brings the weights of all."""
+    hook, same = (_hooks(module).get(GROUPED) for module in (one, other))
+    return hook is not None and same is not None and hook.group is same.group
 
 
 class Hooks:

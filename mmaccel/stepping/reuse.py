@@ -121,12 +121,11 @@ class StepReuse:
         """Whether this forward pass is answered from memory, as its step's first branch decided."""
         return self.reuse and self.may_reuse
 
-    def decide(self, error: float) -> bool:
+    def decide(self, error: float) -> None:
         """Reuse this step if its error allows it."""
         self.reuse = self.agree(error < self.threshold)  # so that NaN computes
         if not self.reuse:
             self.smallest = min(self.smallest, error)
-        return self.reuse
 
     def accumulate(self, values: list[torch.Tensor], rescale: Callable[[float], float] = float) -> float:
         """The rule of TeaCache: changes of a signal from step to step add up to an error, by which to decide.

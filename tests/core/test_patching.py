@@ -14,6 +14,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_mod
 from mmaccel import private
 from mmaccel.adapter import Adapter
 from mmaccel.errors import ActiveSessionError
+from mmaccel.forwards import BELOW_HOOK
 from mmaccel.method import Method
 from mmaccel.patching import (
     attention_layers,
@@ -489,11 +490,11 @@ def test_attention_gets_its_settings_and_what_comes_before_is_called_first():
 def test_accelerate_keeps_a_forward_where_it_is_looked_for():
     module, stack = torch.nn.Linear(2, 2), ExitStack()
     add_hook_to_module(module, ModelHook())
-    below = vars(module)[private.BELOW_HOOK]
+    below = vars(module)[BELOW_HOOK]
     wrap_forward(stack, module, lambda original, x: original(x))
-    assert vars(module)[private.BELOW_HOOK].original is below
+    assert vars(module)[BELOW_HOOK].original is below
     stack.close()
-    assert vars(module)[private.BELOW_HOOK] is below and vars(module)["forward"] is not below
+    assert vars(module)[BELOW_HOOK] is below and vars(module)["forward"] is not below
 
 
 def test_an_attention_function_has_a_mask_and_goes_from_both_tables():

@@ -130,7 +130,9 @@ def test_branches_and_experts_remember_their_own():
     run.branch = 0
     assert rule.may_reuse and not rule.skips, "before it is decided"
     rule.begin()
-    assert rule.decide(0.5) and rule.skips and not rule.decide(1.0) and not rule.decide(float("nan"))
+    for error, expected in ((0.5, True), (1.0, False), (float("nan"), False)):
+        rule.decide(error)
+        assert rule.reuse == rule.skips == expected
     assert rule.smallest == 1.0
     assert "smallest change was 1: try threshold=1.2" in rule.advice()
 

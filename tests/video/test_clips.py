@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import AudioPipelineOutput, DiffusionPipeline
+from diffusers import AudioPipelineOutput, DiffusionPipeline, StableVideoDiffusionPipeline
 from PIL import Image
 
 import mmaccel
@@ -246,6 +246,38 @@ def test_a_pipeline_of_pictures_films_the_first():
     assert len(shot.frames) == 1 and shot.frames[0].getpixel((0, 0))[0] == 0
 
 
+def test_a_clip_beside_no_others_is_filmed_whole():
+    made = SimpleNamespace(video=clip(3))
+    assert len(generation.film(lambda **_: made, "heart", generation.VideoSettings()).frames) == 3
+
+
+class Animated:
+    """Needs a picture, as Wan I2V, and has no settings of a clip's length."""
+
+    def __call__(self, image, prompt=None, num_inference_steps=50, generator=None, output_type="pil", **more):
+        raise AssertionError("it is refused before the work")
+
+
+class Still:
+    def __call__(self, prompt=None, num_inference_steps=50, generator=None, output_type="pil"):
+        raise AssertionError("it is refused before the work")
+
+
+@pytest.mark.parametrize("settings", ({"frames": 9}, {"guidance": 2.0}, {"height": 32}))
+def test_what_a_pipeline_does_not_have_is_refused_by_name(settings):
+    (name,) = settings
+    with pytest.raises(SettingError, match=f"Still takes no (num_frames|guidance_scale|height)=: leave out {name}"):
+        generation.film(Still(), "heart", generation.VideoSettings(**settings))
+
+
+def test_a_pipeline_that_needs_more_than_a_prompt_is_refused():
+    with pytest.raises(UnsupportedTargetError, match="Animated also needs image=: call it in Python"):
+        generation.film(Animated(), "heart", generation.VideoSettings())
+    generation.check_arguments(Animated(), ("prompt", "image", "strength"))  # passed on
+    with pytest.raises(UnsupportedTargetError, match="StableVideoDiffusionPipeline also needs image="):
+        generation.check_arguments(object.__new__(StableVideoDiffusionPipeline))
+
+
 @pytest.mark.parametrize("kind", (".gif", ".webp"))
 @pytest.mark.parametrize("rate", (4, 20))
 def test_frames_are_shown_at_the_rate_asked_for(tmp_path, kind, rate):
@@ -420,6 +452,8 @@ def test_a_trial_says_what_it_cannot_do():
     assert trial_of(pipe, latents=torch.zeros(1)).seedless == "latents= fixes the noise"
     assert trial_of(pipe).seedless == "" and trial_of(pipe, num_inference_steps=None).count == 0
     assert "does not say how many steps" in trial_of(pipe).no_simple
+    with pytest.raises(SettingError, match="WanPipeline takes no num_frame=: leave out num_frame"):
+        trial_of(pipe, num_frame=9).run(pipe, 0)
     with pytest.raises(UnsupportedTargetError, match="WanTransformer3DModel makes no clip by itself"):
         trial_of(pipe.transformer)
 

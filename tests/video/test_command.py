@@ -132,3 +132,19 @@ def test_compare_and_tune_make_the_call_of_a_run(filmed):
     with pytest.raises(PromptError, match="empty"):
         VideoCommand().prepare(words)
     assert filmed.loaded == 1
+
+
+@pytest.mark.parametrize("command", ("run", "compare", "tune", "batch", "serve"))
+def test_a_pipeline_that_needs_a_picture_is_refused_when_it_is_opened(command, monkeypatch, tmp_path, capsys):
+    class Animated(type(examples.wan_pipeline()[0])):
+        def __call__(self, image, prompt=None, **more):
+            raise AssertionError("nothing is made")
+
+    monkeypatch.setattr(generation, "load", lambda *_: Animated(**examples.wan_pipeline()[0].components))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "red heart"}\n')
+    words = {"run": ["red heart", "-o", str(tmp_path / "a.png")], "serve": []}
+    words["batch"] = [str(prompts), "-o", str(tmp_path / "out")]
+    assert cli.main([command, "video", *words.get(command, ["red heart", "--method", "EasyCache"])]) == 2
+    told = capsys.readouterr().err
+    assert "Animated also needs image=: call it in Python" in told and "Traceback" not in told

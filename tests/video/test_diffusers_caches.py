@@ -15,6 +15,7 @@ from diffusers.configuration_utils import FrozenDict
 
 import mmaccel
 from mmaccel import video
+from mmaccel.demos.families.models import build
 from mmaccel.errors import ConflictError, UnsupportedTargetError
 from mmaccel.stepping.run import SamplerRun
 from mmaccel.testing.contract import Interrupted, broken_after
@@ -545,6 +546,15 @@ def test_forecasts_are_kept_in_the_precision_in_which_the_model_computes(family,
     config = given_to(monkeypatch, "taylorseer_cache.apply_taylorseer_cache", video.TaylorSeer(4, 2), pipe)
     assert config.taylor_factors_dtype == computed != next(pipe.transformer.parameters()).dtype
     assert (config.cache_interval, config.max_order, config.disable_cache_before_step) == (4, 2, 3)
+
+
+@pytest.mark.parametrize("family", ("Kandinsky5Transformer3DModel", "Cosmos3OmniTransformer", "PRXTransformer2DModel"))
+def test_no_norm_is_forecast_for_its_name(family):
+    """Such as that between attention and the MLP, whose input would be extrapolated too."""
+    model, _ = build(family)
+    video.TaylorSeer().put_on(model, None)
+    hooked = [name for name, module in model.named_modules() if private.has_registry(module)]
+    assert hooked and not any("norm" in name for name in hooked)
 
 
 def test_a_refusal_names_the_reason_and_what_works():

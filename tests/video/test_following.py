@@ -599,3 +599,29 @@ def test_a_scheduler_set_on_the_session_is_that_of_the_pipeline():
     with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
         fast.scheduler = other
         assert pipe.scheduler is fast.scheduler is other and "scheduler" not in vars(fast)
+
+
+@pytest.fixture
+def animated():
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    pipe, call = animate()
+    torch.set_rng_state(state)
+    pipe.set_progress_bar_config(disable=True)
+    call = {**call, "num_inference_steps": 12, "output_type": "latent", "generator": torch.Generator().manual_seed(0)}
+    return pipe, call
+
+
+def test_segments_are_measured_and_what_is_picked_stays(animated):
+    pipe, call = animated
+    with mmaccel.accelerate(pipe, video.auto(min_psnr=1.0)) as fast:
+        fast(**call)
+        measured = fast.plan.measured
+        assert measured
+        fast(**call)
+        assert fast.plan.measured is measured and fast.report.plain_forwards == 24, "one run of two segments"
+
+
+def test_steps_of_segments_are_calibrated(animated):
+    pipe, call = animated
+    assert len(video.calibrate_steps(pipe, **call).steps) == 6

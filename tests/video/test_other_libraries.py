@@ -1,16 +1,21 @@
 """What users put on a transformer beside mmaccel: torch.compile, LoRA by peft, offloading by accelerate."""
 
+import diffusion_loop as loop
 import pytest
 import torch
 from accelerate.hooks import CpuOffload, add_hook_to_module, remove_hook_from_module
+from diffusers.hooks import HookRegistry, group_offloading
 from peft import LoraConfig
 
 import mmaccel
 from mmaccel import video
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.forwards import PASSING_HOOKS
+from mmaccel.patching import Wrapped
 from mmaccel.testing.contract import snapshot
 from mmaccel.video import examples
 
+CPU = torch.device("cpu")
 STEPS_ONLY = (video.HeterogeneousSteps(0.5), video.EasyCache(1e6, warmup=3))
 BLOCKS = (video.BlockCache(1e6, warmup=3), video.TeaCache(1e6, warmup=3))
 TOKENS = (video.HeterogeneousSteps(0.6, interval=4, fraction=0.2), video.TokenCache(0.5))
@@ -143,3 +148,53 @@ def test_offloading_before_or_after(wan, method):
         add_hook_to_module(pipe.transformer, CpuOffload(execution_device=torch.device("cpu")))
         assert torch.equal(fast(**call)[0], expected)
     assert torch.equal(pipe(**call)[0], plain)
+
+
+def offload_in_groups(transformer, level):
+    """As with `use_stream=True`, which needs a GPU: hooks note the order of the first pass, and take themselves off."""
+    transformer.enable_group_offload(CPU, CPU, level, num_blocks_per_group=1)
+    prefetch, tracker = PASSING_HOOKS
+    assert tracker == group_offloading._LAYER_EXECUTION_TRACKER, "which the other puts on groups"
+    hook = group_offloading.LazyPrefetchGroupOffloadingHook()
+    HookRegistry.check_if_exists_or_initialize(transformer).register_hook(hook, prefetch)
+
+
+@pytest.mark.parametrize("level", ("block_level", "leaf_level"))
+@pytest.mark.parametrize("method", (*STEPS_ONLY, *BLOCKS, *TOKENS, SPARSE), ids=str)
+def test_every_call_is_fast_where_groups_are_prefetched(wan, method, level):
+    pipe, call = wan
+    plain, (expected, report) = pipe(**call)[0], fast_run(pipe, call, method)
+    offload_in_groups(pipe.transformer, level)
+    mmaccel.accelerate(pipe, method).remove()
+    with mmaccel.accelerate(pipe, method) as fast:
+        for _ in range(2):
+            assert torch.equal(fast(**call)[0], expected) and fast.report.engaged
+            assert fast.report.forwards == report.forwards and fast.report.warnings == report.warnings
+    assert torch.equal(pipe(**call)[0], plain)
+    assert not any(isinstance(vars(module).get("forward"), Wrapped) for module in pipe.transformer.modules())
+
+
+def test_a_transformer_that_changes_below_sparse_attention_is_said(wan):
+    pipe, call = wan
+    offload_in_groups(pipe.transformer, "block_level")
+    plain = pipe(**call)[0]
+    with mmaccel.accelerate(pipe, SPARSE) as fast:
+        pipe.transformer._diffusers_hook.remove_hook("group_offloading")  # as loading a LoRA does
+        assert torch.equal(fast(**call)[0], plain)
+        assert [warning for warning in fast.report.warnings if "its transformer was changed" in warning]
+        assert not any("set_attention_backend" in warning for warning in fast.report.warnings)
+
+
+SKIPPING = (video.BlockCache(1e6, last=1), video.TokenCache(0.5, fractions=(1.0, 0.0, 1.0)))
+
+
+@pytest.mark.parametrize("method", SKIPPING, ids=str)
+def test_a_block_that_brings_the_weights_of_the_next_is_not_left_out(method):
+    pipe, _, _ = loop.pipeline("WanTransformer3DModel")
+    pipe.transformer.enable_group_offload(CPU, CPU, "block_level", num_blocks_per_group=3)
+    with pytest.raises(SettingError, match="num_blocks_per_group=1"):
+        mmaccel.accelerate(pipe, method)
+    mmaccel.accelerate(pipe, video.BlockCache(1e6)).remove()
+    pipe.transformer._diffusers_hook.remove_hook("group_offloading")
+    pipe.transformer.enable_group_offload(CPU, CPU, "block_level", num_blocks_per_group=1)
+    mmaccel.accelerate(pipe, method).remove()

@@ -26,12 +26,25 @@ def made(name):
 def test_rates_are_those_of_diffusers_own_examples(beginning):
     names = [name for name in dir(diffusers) if name.startswith(beginning) and name.endswith("Pipeline")]
     assert names
-    told = {}
-    for name in names:
-        source = inspect.getsource(sys.modules[getattr(diffusers, name).__module__])
-        if rates := re.findall(r"export_to_video\(.*fps=(\d+)", source):
-            told[name] = {int(rate) for rate in rates}
+    told = {name: rates for name in names if (rates := told_rates(name))}
     assert any(rate_of(made(name)) in rates for name, rates in told.items())
+
+
+def told_rates(name):
+    """Frames a second of the clips that the example of a pipeline of diffusers writes."""
+    source = inspect.getsource(sys.modules[getattr(diffusers, name).__module__])
+    return {int(rate) for rate in re.findall(r"export_to_video\(.*fps=(\d+)", source)}
+
+
+def test_a_rate_that_an_example_tells_is_known():
+    """Where it tells one, and the call of the pipeline none."""
+    wrong = {}
+    for name in [name for name in dir(diffusers) if name.endswith("Pipeline")]:
+        told = told_rates(name)
+        says = {"fps", "frame_rate"} & inspect.signature(getattr(diffusers, name).__call__).parameters.keys()
+        if len(told) == 1 and not says and told != {rate_of(made(name))}:
+            wrong[name] = told
+    assert not wrong
 
 
 @pytest.mark.parametrize(

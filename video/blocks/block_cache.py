@@ -13,7 +13,7 @@ from mmaccel.stepping.run import SamplerRun
 from ..caches.step_cache import CacheStepper, StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family
-from .reuse import BlockStepper, Streams, check_families
+from .reuse import BlockStepper, Streams, check_families, refuse_grouped
 
 
 @register("video")
@@ -77,12 +77,15 @@ class BlockCache(StepCache):
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         super().check(adapter)
         for family, denoiser in check_families(adapter, self.name):
-            blocks = len(family.block_list(denoiser))
-            if self.first + self.last >= blocks:
+            blocks = family.block_list(denoiser)
+            if self.first + self.last >= len(blocks):
                 raise SettingError(
-                    f"BlockCache(first={self.first}, last={self.last}): together they must be fewer than the {blocks}"
-                    f" blocks of {type(denoiser).__name__}"
+                    f"BlockCache(first={self.first}, last={self.last}): together they must be fewer than the"
+                    f" {len(blocks)} blocks of {type(denoiser).__name__}"
                 )
+            refuse_grouped(
+                self.name, blocks, (self.first <= index < len(blocks) - self.last for index in range(len(blocks)))
+            )
 
     def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         return _Stepper(session, run, self)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 
+from mmaccel.errors import SettingError
 from mmaccel.patching import wrap_forward
 from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import plus
@@ -15,6 +18,7 @@ from ..caches.step_cache import CacheStepper
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import Family, arguments, family_of
+from ..private import moves_together
 from ..steps import Forward
 
 Streams = dict[str, Any]
@@ -115,3 +119,13 @@ def check_families(adapter: DiffusionTransformerAdapter, method: str) -> list[tu
     """The families of all denoisers, or an `UnsupportedTargetError`, before anything is touched."""
     refuse_compiled(method, BLOCKS, *adapter.denoisers())
     return [(family_of(denoiser, method), denoiser) for denoiser in adapter.denoisers()]
+
+
+def refuse_grouped(method: str, blocks: Iterable[torch.nn.Module], skips: Iterable[bool]) -> None:
+    """Raise a `SettingError` if a block may be left out with which the weights of the next one are brought."""
+    for (block, is_left_out), (after, also) in itertools.pairwise(zip(blocks, skips, strict=True)):
+        if is_left_out and not also and moves_together(block, after):
+            raise SettingError(
+                f"{method} leaves out blocks of {type(block).__name__}, and group offloading brings the weights of"
+                " those behind with theirs: enable_group_offload(..., num_blocks_per_group=1)"
+            )

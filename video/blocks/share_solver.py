@@ -12,7 +12,7 @@ import torch
 
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
-from mmaccel.patching import wrap_method
+from mmaccel.patching import wrap_forward
 from mmaccel.stepping.run import SamplerRun
 
 from ..families.adapter import PipelineSession
@@ -134,7 +134,7 @@ class _Recorder(Stepper):
         self.errors: dict[int, list[Array]] = {}
         for family, denoiser in divisible_families(session.adapter):
             for layer, block in enumerate(family.block_list(denoiser)):
-                wrap_method(self.stack, block, "forward", functools.partial(self.block, family, block, layer))
+                wrap_forward(self.stack, block, functools.partial(self.block, family, block, layer))
 
     def block(
         self, family: Family, block: torch.nn.Module, layer: int, forward: Forward, *args: Any, **kwargs: Any

@@ -41,6 +41,8 @@ UNSEEN = (
     "no self-attention went through torch's scaled_dot_product_attention: linear attention stays as it is, and where"
     ' another kernel attends, call pipe.transformer.set_attention_backend("native") first'
 )
+CHANGED = "its transformer was changed after accelerate(): remove() the session, and call accelerate() again"
+UNPLACED = "a call did not tell where tokens lie, and its attention stayed dense: use policy='pooled_top_k'"
 Grid = tuple[int, int, int]
 
 
@@ -120,15 +122,18 @@ class SparseAttention(DiffusionMethod):
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         if self.exact:
             return
+        attentions = []
         for denoiser in session.adapter.denoisers():
-            attention = _Attention(self, session)
+            attentions.append(attention := _Attention(self, session))
             intercept_sdpa(stack, denoiser, attention, before=attention.begin)
 
         @contextmanager
         def told() -> Iterator[None]:
+            for attention in attentions:
+                attention.is_begun = False
             yield
             if not session.report.plain_keys:
-                warn(session.report, UNSEEN)
+                warn(session.report, UNSEEN if any(attention.is_begun for attention in attentions) else CHANGED)
 
         session.around.append(told)
         stack.callback(session.around.remove, told)
@@ -141,8 +146,10 @@ class _Attention:
         self.method, self.session = method, session
         self.grid: Grid | None = None
         self.text = 0  # its length
+        self.is_begun = False  # whether the run has called the denoiser
 
     def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.is_begun = True
         self.grid = token_grid(module, args, kwargs)
         text = arguments(module, args, kwargs).get("encoder_hidden_states")
         self.text = text.shape[1] if isinstance(text, torch.Tensor) else 0
@@ -202,6 +209,7 @@ class _Attention:
             choose = policies.PREFILL[method.policy]
             return None, choose(query, key, budget=method.budget, causal=False, block_m=BLOCK, block_n=BLOCK)
         if self.grid is None or self.grid[0] * self.grid[1] * self.grid[2] != query.shape[2]:
+            warn(self.session.report, UNPLACED)
             return None, None
         choose_place = _radial if method.policy == "radial" else _sliding_tile
         return choose_place(self.grid, method.budget, str(query.device))

@@ -11,7 +11,7 @@ import torch
 
 from mmaccel.errors import SettingError
 from mmaccel.method import Advice, is_count, is_number
-from mmaccel.patching import wrap_method
+from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
 from mmaccel.stepping.reuse import BranchState
 from mmaccel.stepping.run import SamplerRun
@@ -21,7 +21,7 @@ from ..caches.step_cache import CacheStepper, StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession, refuse_frame_samplers
 from ..families.families import Family, bound
 from ..steps import Forward
-from .reuse import Streams, added, added_again
+from .reuse import Streams, added, added_again, refuse_grouped
 from .token_subset import KeysValues, TokenSubset, require_divisible
 
 ADVICE = "use video.BlockCache, which chooses among blocks and steps"
@@ -115,12 +115,15 @@ class TokenCache(StepCache):
         super().check(adapter)
         refuse_frame_samplers(adapter.target, self.name)
         for family, denoiser in divisible_families(adapter):
-            layers = len(family.block_list(denoiser))
-            if self.fractions is not None and len(self.fractions) != layers:
+            blocks, fractions = family.block_list(denoiser), self.fractions
+            if fractions is None:
+                continue
+            if len(fractions) != len(blocks):
                 raise SettingError(
-                    f"TokenCache has fractions for {len(self.fractions)} layers, and {type(denoiser).__name__} has"
-                    f" {layers}: calibrate_token_cache(pipe, ...) finds them"
+                    f"TokenCache has fractions for {len(fractions)} layers, and {type(denoiser).__name__} has"
+                    f" {len(blocks)}: calibrate_token_cache(pipe, ...) finds them"
                 )
+            refuse_grouped(self.name, blocks, (share == 0 for share in fractions))
 
     def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         return _Stepper(session, run, self)
@@ -159,9 +162,9 @@ class _Stepper(CacheStepper):
         keys = KeysValues(len(blocks))
         self.keys.append(keys)
         for layer, block in enumerate(blocks):
-            wrap_method(self.stack, block, "forward", functools.partial(self.block, family, block, layer))
+            wrap_forward(self.stack, block, functools.partial(self.block, family, block, layer))
             attention = getattr(block, family.attention)
-            wrap_method(self.stack, attention, "forward", functools.partial(self.attention, keys, layer))
+            wrap_forward(self.stack, attention, functools.partial(self.attention, keys, layer))
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         if self.cache.leads:

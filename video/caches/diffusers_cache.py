@@ -15,7 +15,7 @@ import torch
 
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import is_number
-from mmaccel.patching import wrap_method
+from mmaccel.patching import wrap_forward
 from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.tensors import tensors
 
@@ -140,7 +140,7 @@ class HookStepper(CacheStepper):
             for block in family_of(denoiser, self.method.name).block_list(denoiser):
                 for module in block.modules():
                     if hasattr(module, "processor"):
-                        wrap_method(self.stack, module, "forward", self.count)
+                        wrap_forward(self.stack, module, self.count)
 
     def count(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """One call of an attention module."""

@@ -86,7 +86,7 @@ class TaylorSeer(DiffusersCache):
     def _places(self, denoiser: torch.nn.Module) -> str:
         """Names of the attention modules, as a regular expression."""
         names = "|".join(family_of(denoiser, self.name).structure.blocks)
-        return rf"({names})\.\d+\.\w*att(n|ention)\w*"
+        return rf"({names})\.\d+\.\w*att(n|ention)\d?"  # and not `attention_norm`
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig, apply_taylorseer_cache

@@ -12,7 +12,7 @@ import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import Advice, is_number
-from mmaccel.patching import wrap_method
+from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
 from mmaccel.stepping.reuse import StepReuse
 from mmaccel.stepping.run import SamplerRun
@@ -116,7 +116,7 @@ class _Stepper(BlockStepper):
     def watch(self, denoiser: torch.nn.Module, family: Family) -> None:
         super().watch(denoiser, family)
         attention = getattr(family.block_list(denoiser)[0], family.attention)
-        wrap_method(self.stack, attention, "forward", self.look)
+        wrap_forward(self.stack, attention, self.look)
 
     def before(self, streams: Streams, family: Family) -> None:
         self.skips = not self.cache.leads and self.cache.skips

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmaccel.patching import wrap_method
+from mmaccel.patching import wrap_forward
 
 from ..blocks.token_subset import Forward, KeysValues, TokenSubset, require_divisible
 from ..families.families import bound, layout_of
@@ -50,9 +50,9 @@ class PartialForward:
         self.total = self.text = 0
         for layer, block in enumerate(blocks):
             ends = (layer == 0, layer == len(blocks) - 1)
-            wrap_method(stack, block, "forward", functools.partial(self._block, block, *ends))
+            wrap_forward(stack, block, functools.partial(self._block, block, *ends))
             attention = getattr(block, self.family.attention)
-            wrap_method(stack, attention, "forward", functools.partial(self._attention, layer))
+            wrap_forward(stack, attention, functools.partial(self._attention, layer))
         stack.callback(self.keys.reset)
 
     def keeping(self, branch: int, forward: Forward, args: Any, kwargs: Any) -> Any:

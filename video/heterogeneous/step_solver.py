@@ -60,17 +60,17 @@ def calibrate_steps(
 
 
 class _Recorder(Stepper):
-    """Keeps the guided velocities of a run."""
+    """Keeps the guided velocities of a run, of the last one that steps where a call has several."""
 
     def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
         super().__init__(session, run)
-        session.memory["velocities"] = []
+        self.velocities: list[torch.Tensor] = []
 
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
-        memory, run = self.session.memory, self.run
-        if not memory["velocities"]:  # image-to-image starts further down
-            memory["levels"], memory["first"] = run.levels[run.step :], run.step
-        memory["velocities"].append(output.float().flatten().cpu())
+        run = self.run
+        if not self.velocities:  # image-to-image starts further down
+            self.session.memory.update(velocities=self.velocities, levels=run.levels[run.step :], first=run.step)
+        self.velocities.append(output.float().flatten().cpu())
         return make(output, sample)
 
 
