@@ -84,6 +84,17 @@ def test_other_families_are_refused(name):
     assert "forward" not in vars(pipe.transformer)
 
 
+def test_a_first_frame_that_blocks_find_by_its_place_is_refused():
+    """In HunyuanVideo's image-to-video the first tokens of whatever a block is given have a time of their own."""
+    pipe, _, _ = loop.pipeline("HunyuanVideoTransformer3DModel")
+    other = type(pipe.transformer).from_config(pipe.transformer.config, image_condition_type="token_replace")
+    replaced = loop.Loop(other, pipe.scheduler)
+    for method in (video.TokenCache(), video.HeterogeneousSteps(fraction=0.5)):
+        mmaccel.plan(pipe, method)
+        with pytest.raises(UnsupportedTargetError, match="HunyuanVideoTransformer3DModel cannot be computed apart"):
+            mmaccel.plan(replaced, method)
+
+
 @pytest.mark.parametrize("name", DIVISIBLE)
 def test_whole_shares_are_the_baseline(name):
     """Bit for bit: by the settings, which bypasses all of it, and by rounding, which goes through all of it."""
