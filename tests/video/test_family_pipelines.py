@@ -257,6 +257,19 @@ def test_tokens_are_not_chosen_where_only_some_of_them_are_stepped():
     assert torch.equal(run(pipe, call), plain)
 
 
+def test_a_pass_over_some_tokens_takes_no_control_between_the_blocks():
+    """Of which there is as much as of all tokens; a token cache adds it to all."""
+    pipe, call = control()
+    pipe.set_progress_bar_config(disable=True)
+    with (
+        mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5, fraction=0.5, warmup=1)) as fast,
+        pytest.raises(UnsupportedTargetError, match="ControlNet adds to all tokens between the blocks: pass fraction=0"),
+    ):
+        run(fast, call)
+    with mmaccel.accelerate(pipe, video.TokenCache(0.8)) as fast:
+        assert run(fast, call).isfinite().all() and fast.report.engaged
+
+
 @pytest.mark.parametrize("method", (video.TokenCache(0.8), video.HeterogeneousSteps(fraction=0.5, warmup=1)), ids=str)
 def test_tokens_are_not_chosen_beside_those_of_given_pictures(method):
     """Of which GLM-Image keeps keys and values; without a picture it keeps none."""
