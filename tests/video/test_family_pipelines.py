@@ -263,7 +263,7 @@ def test_a_pass_over_some_tokens_takes_no_control_between_the_blocks():
     pipe.set_progress_bar_config(disable=True)
     with (
         mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5, fraction=0.5, warmup=1)) as fast,
-        pytest.raises(UnsupportedTargetError, match="ControlNet adds to all tokens between the blocks: pass fraction=0"),
+        pytest.raises(UnsupportedTargetError, match="ControlNet adds to all tokens .*: pass fraction=0"),
     ):
         run(fast, call)
     with mmaccel.accelerate(pipe, video.TokenCache(0.8)) as fast:
