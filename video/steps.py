@@ -23,6 +23,7 @@ from mmaccel.report import Report
 from mmaccel.stepping.run import SamplerRun
 
 from .families.adapter import PipelineSession
+from .families.compiled import refuse_compiled_later
 from .families.families import arguments, latents_of
 from .samplers import first_step, levels_of, made_steps, step_names
 
@@ -94,6 +95,7 @@ class Follower:
                 f"{type(self.session.target).__name__} is in the middle of another call, and its scheduler serves one"
                 " at a time: wait for that call, or accelerate a second pipeline with a scheduler of its own"
             )
+        refuse_compiled_later(*self.session.adapter.denoisers())
         self.drop()  # an interrupted run's memory goes before the new one is made
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
             self.session.report.start()
