@@ -36,9 +36,12 @@ def step_names(cls: Any) -> tuple[str, ...]:
     return next((names for names in named if set(STEPPED) <= set(names)), STEPPED)
 
 
-def made_steps(pipe: Any) -> int:
-    """Steps of its scheduler that a pipeline makes: fewer where another one, such as a refiner, is to end the run."""
-    times, end = pipe.scheduler.timesteps, getattr(pipe, "denoising_end", None)
+def made_steps(pipe: Any, given_end: Any = None) -> int:
+    """Steps of its scheduler that a pipeline makes: fewer where another one, such as a refiner, is to end the run.
+
+    A pipeline that does not keep its `denoising_end` was given `given_end`.
+    """
+    times, end = pipe.scheduler.timesteps, getattr(pipe, "denoising_end", given_end)
     if is_ancestral_flow(pipe.scheduler):  # whose last timestep is where the last step ends
         return len(times) - 1
     if not isinstance(end, float) or not 0 < end < 1:

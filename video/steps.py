@@ -22,7 +22,7 @@ from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
 from mmaccel.stepping.run import SamplerRun
 
-from .families.adapter import PipelineSession
+from .families.adapter import END, PipelineSession
 from .families.compiled import refuse_compiled_later
 from .families.families import arguments, latents_of
 from .samplers import first_step, levels_of, made_steps, step_names
@@ -107,7 +107,7 @@ class Follower:
         """Begin a run of the steps that the scheduler has now."""
         self.timestep = math.nan
         levels = levels_of(self.scheduler)
-        levels = levels[: made_steps(self.session.target) + 1]
+        levels = levels[: made_steps(self.session.target, self.session.memory.get(END)) + 1]
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -235,6 +235,7 @@ class Follower:
         self.thread = threading.get_ident()
         try:
             yield
+            self.end_early(broken=False)  # where no progress bar told that the loop ended, as in modular pipelines
         finally:
             self.is_called = False
             self.drop()

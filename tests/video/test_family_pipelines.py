@@ -4,6 +4,13 @@ import diffusers
 import pytest
 import torch
 from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
+from diffusers.modular_pipelines import SequentialPipelineBlocks
+from diffusers.modular_pipelines.stable_diffusion_xl.before_denoise import (
+    StableDiffusionXLPrepareAdditionalConditioningStep,
+    StableDiffusionXLPrepareLatentsStep,
+    StableDiffusionXLSetTimestepsStep,
+)
+from diffusers.modular_pipelines.stable_diffusion_xl.denoise import StableDiffusionXLDenoiseStep
 from diffusers.modular_pipelines.wan.modular_blocks_wan import WanCoreDenoiseStep
 from diffusion_loop import noise
 from PIL import Image
@@ -203,6 +210,38 @@ def test_a_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_that_are_
         assert len(shares) == made and shares[-1] == 1
         run(fast, {**call, "denoising_end": None})
         assert fast.report.plain_forwards == 30
+
+
+def modular_sdxl():
+    """The modular twin, which has no progress bar of its own, and keeps nothing of a call."""
+    pipe, call = sdxl()
+    blocks = SequentialPipelineBlocks.from_blocks_dict(
+        {
+            "times": StableDiffusionXLSetTimestepsStep(),
+            "latents": StableDiffusionXLPrepareLatentsStep(),
+            "added": StableDiffusionXLPrepareAdditionalConditioningStep(),
+            "denoise": StableDiffusionXLDenoiseStep(),
+        }
+    )
+    twin = blocks.init_pipeline()
+    twin.update_components(unet=pipe.unet, scheduler=pipe.scheduler, guider=diffusers.ClassifierFreeGuidance(5.0))
+    text = {name: value for name, value in call.items() if "embeds" in name}
+    call = {name: call[name] for name in ("pooled_prompt_embeds", "latents", "height", "width")}
+    return twin, {**call, "denoiser_input_fields": text, "batch_size": 1, "dtype": torch.float32, "output": "latents"}
+
+
+def test_a_modular_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_that_are_made():
+    pipe, call = modular_sdxl()
+    pipe.set_progress_bar_config(disable=True)
+    call = {**call, "num_inference_steps": 30, "denoising_end": 0.6}
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5)) as fast:
+        run(fast, call)
+        made = len(pipe.scheduler.timesteps[pipe.scheduler.timesteps >= 400])
+        assert made < 20 and fast.report.plain_forwards == 2 * made and fast.report.forwards == 2 * (made // 2)
+        shares = video.trace_of(fast).shares()
+        assert len(shares) == made and shares[-1] == 1
+        run(fast, {**call, "denoising_end": None})
+        assert fast.report.plain_forwards == 60
 
 
 def test_a_call_of_several_runs_says_nothing_of_those_that_came_to_nothing():

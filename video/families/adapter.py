@@ -84,6 +84,7 @@ class BlockDiffusionAdapter(DiffusionTransformerAdapter):
 
 
 PipelineSession = Session[DiffusionTransformerAdapter]
+END = "denoising_end"  # an argument of a call, which a session remembers, since modular pipelines do not
 
 
 class DiffusionMethod(Method[PipelineSession]):
@@ -102,6 +103,11 @@ class DiffusionMethod(Method[PipelineSession]):
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         """Raise an `UnsupportedTargetError` or a `SettingError` if it cannot work on a target; every plan calls it."""
+
+    def prepare(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        session.memory.pop(END, None)
+        if kwargs.get(END) is not None:
+            session.memory[END] = kwargs[END]
 
 
 def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:

@@ -117,6 +117,7 @@ class Auto(DiffusionMethod):
         stack.callback(session.around.remove, told)
 
     def prepare(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().prepare(session, args, kwargs)
         memory, plan = session.memory, session.plan
         if memory.get(CHOSEN) is None and MEASURED in memory:
             session.plan = replace(plan, measured=memory[MEASURED])
