@@ -66,14 +66,15 @@ def timestep_of(scheduler: Any, run: SamplerRun) -> float:
     """The timestep of a step, as most samplers count it: from 1000, which is noise, down to 0.
 
     Where frames have samplers of their own it is that of their mean noise level; where time is a function of the noise,
-    as in EDM, that of flow matching with as much noise beside the data.
+    as in EDM, or noise is no share of the sample, as in Cosmos-Predict 2, that of flow matching with as much noise beside
+    the data.
     """
     config, level = scheduler.config, run.levels[run.step]
     trained, sigmas = config.get("num_train_timesteps"), getattr(scheduler, "sigmas", None)
     if config.get("invert_sigmas"):  # Mochi's levels rise
         level = 1 - level
     if run.frames or trained is None or is_flow(scheduler):
-        return level * (trained or TRAINED)
+        return TRAINED * (level / (1 + level) if max(run.levels) > 1 else level)
     if sigmas is not None and float(scheduler.timesteps.abs().max()) < 2:
         sigma = float(sigmas[run.step])
         return TRAINED * sigma / (1 + sigma)

@@ -298,9 +298,21 @@ def stable_audio(steps):
     return SimpleNamespace(config=config, sigmas=sigmas, timesteps=sigmas[:-1].atan() / math.pi * 2)
 
 
+def flow(sigmas, sizes=None, **settings):
+    """A sampler of flow matching whose pipeline gives the noise levels."""
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**settings)
+    scheduler.register_to_config(**sizes or {})
+    scheduler.set_timesteps(sigmas=sigmas)
+    return SimpleNamespace(
+        config=scheduler.config, sigmas=scheduler.sigmas, timesteps=scheduler.timesteps, scale_noise=0
+    )
+
+
 @pytest.mark.parametrize(
     "sampler",
     (
+        flow(torch.linspace(1, 1 / 30, 30).tolist(), num_train_timesteps=1),  # ACE-Step's
+        flow(torch.linspace(0, 1, 30), {"sigma_max": 80.0, "sigma_min": 0.002}, use_karras_sigmas=True),  # Cosmos 2's
         diffusers.FlowMatchEulerDiscreteScheduler(shift=3),
         diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
         diffusers.DDIMScheduler(),
