@@ -303,9 +303,8 @@ def flow(sigmas, sizes=None, **settings):
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**settings)
     scheduler.register_to_config(**sizes or {})
     scheduler.set_timesteps(sigmas=sigmas)
-    return SimpleNamespace(
-        config=scheduler.config, sigmas=scheduler.sigmas, timesteps=scheduler.timesteps, scale_noise=0
-    )
+    times = {"sigmas": scheduler.sigmas, "timesteps": scheduler.timesteps}
+    return SimpleNamespace(config=scheduler.config, scale_noise=None, **times)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +327,7 @@ def test_ranges_of_timesteps_are_those_of_falling_noise_whatever_a_sampler_count
     run, times = SamplerRun(30, levels_of(sampler)), []
     for run.step in range(30):
         times.append(timestep_of(sampler, run))
-    assert times == sorted(times, reverse=True) and times[0] > 930 and 0 <= times[-1] < 300
+    assert times == sorted(times, reverse=True) and 1000 >= times[0] > 930 and 0 <= times[-1] < 300
     assert min(times[:9]) > video.FasterCache().timesteps[1], "the first third is computed"
     low, high = video.PyramidAttentionBroadcast().timesteps
     assert any(low < time < high for time in times)
