@@ -66,8 +66,8 @@ def timestep_of(scheduler: Any, run: SamplerRun) -> float:
     """The timestep of a step, as most samplers count it: from 1000, which is noise, down to 0.
 
     Where frames have samplers of their own it is that of their mean noise level; where time is a function of the noise,
-    as in EDM, or levels are no shares of it, as in Cosmos-Predict 2, that of flow matching with as much noise beside the
-    data.
+    as in EDM, or levels are no shares of it, as in Cosmos-Predict 2, that of flow matching with as much noise beside
+    the data.
     """
     config, level = scheduler.config, run.levels[run.step]
     trained, sigmas = config.get("num_train_timesteps"), getattr(scheduler, "sigmas", None)

@@ -335,6 +335,20 @@ def test_samplers_that_draw_anew_are_refused(name):
     for method in (video.HeterogeneousSteps(), video.EasyCache(), video.Auto()):
         with pytest.raises(UnsupportedTargetError, match=f"{name} draws the sample anew in every one: run fewer steps"):
             mmaccel.plan(pipe, method)
+        with pytest.raises(UnsupportedTargetError) as error:
+            mmaccel.plan(pipe, method)
+        assert "SparseAttention" not in str(error.value), "which works on transformers alone"
+
+
+def test_advice_names_the_unet_of_a_pipeline_and_no_method_that_refuses_it():
+    pipe, call = sdxl()
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        run(fast, {**call, "num_inference_steps": 4})
+        assert "pipe.unet.compile() saves time" in str(fast.report) and "SparseAttention" not in str(fast.report)
+    pipe.unet = torch.compile(pipe.unet, backend="eager")
+    with pytest.raises(UnsupportedTargetError, match=r"write pipe\.unet\.compile"):
+        mmaccel.plan(pipe, video.EasyCache())
 
 
 def test_passes_that_skip_the_block_where_reuse_begins_are_computed():

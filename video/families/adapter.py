@@ -54,6 +54,10 @@ class DiffusionTransformerAdapter(Adapter):
         found = [getattr(self.target, name, None) for name in DENOISERS if name not in apart]
         return [part for part in found if isinstance(part, torch.nn.Module)]
 
+    def place(self, denoiser: torch.nn.Module) -> str:
+        """How users write a denoiser: ``"pipe.transformer"``."""
+        return next((f"pipe.{name}" for name in DENOISERS if getattr(self.target, name, None) is denoiser), "model")
+
     def check(self, method: Method) -> None:
         """Refuse targets that the method cannot work on, and transformers wrapped by `torch.compile`.
 
@@ -63,7 +67,7 @@ class DiffusionTransformerAdapter(Adapter):
             if hasattr(denoiser, "_orig_mod"):
                 raise UnsupportedTargetError(
                     f"{method.name} cannot follow torch.compile({type(denoiser._orig_mod).__name__}): write"
-                    " pipe.transformer.compile(...), which compiles it in place"
+                    f" {self.place(denoiser)}.compile(...), which compiles it in place"
                 )
         if isinstance(method, DiffusionMethod):
             if method.needs_all_tokens:
@@ -123,7 +127,7 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
     scheduler = adapter.target.scheduler
     sampler = type(scheduler).__name__
-    advice = "run fewer steps, or use video.SparseAttention"
+    advice = "run fewer steps" + (", or use video.SparseAttention" if adapter.family in TRANSFORMERS else "")
     if scheduler.config.get("stochastic_sampling"):
         sampler += "(stochastic_sampling=True)"
         advice = (
