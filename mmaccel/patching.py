@@ -55,9 +55,8 @@ def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
 class Wrapped:
     """Replaces one method of an instance.
 
-    A copy of the owner gets its own plain method: pipelines copy schedulers. If another library has wrapped it in
-    the meantime, it stays below that wrapper and only forwards calls; hooks of accelerate and diffusers, which move a
-    forward as they come and go, get the original back.
+    A copy of the owner gets its own plain method: pipelines copy schedulers. Below a wrapper that another library put
+    around it meanwhile it stays and only forwards calls; hooks of accelerate and diffusers get the original back.
     """
 
     # so that a wrapper around this one, which takes over its attributes, has none of the session's
@@ -261,8 +260,7 @@ def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], at
 
 def _unless_switched(plain: str | None, routed: Callable[..., Any], module: Any, *given: Any, **more: Any) -> Any:
     """Attention by `routed`, or by what the model was set to since its own was `plain`."""
-    config = private.plain_config(module.config)
-    name = private.attention_name(config)
+    name = private.attention_name(config := private.plain_config(module.config))
     if name == plain:
         return routed(module, *given, **more)
     with ExitStack() as stack:

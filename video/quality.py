@@ -1,4 +1,4 @@
-"""Similarity of two outputs: PSNR and SSIM of tensors and of clips."""
+"""What a pipeline drew, and the similarity of two outputs: PSNR and SSIM of tensors and of clips."""
 
 from __future__ import annotations
 
@@ -8,11 +8,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.utils.outputs import BaseOutput
+from PIL import Image
 
-from mmaccel.errors import MissingExtraError
+from mmaccel.errors import MissingExtraError, SettingError
 from mmaccel.files.clips import Clip
 
 NOT_FINITE = -100.0  # dB: a number that JSON and plots can hold, as far below as equal outputs are above
+
+
+def drawn(output: Any) -> Any:
+    """What a pipeline returned to look at: the first of its outputs, or as it stands what a modular one was asked for.
+
+    Raises
+    ------
+    SettingError
+        If there is nothing to look at, as where a modular pipeline returns all its state.
+    """
+    found = output[0] if isinstance(output, tuple | BaseOutput) else output
+    if not isinstance(found, torch.Tensor | np.ndarray | Image.Image | list | tuple | dict):
+        raise SettingError(
+            f"the pipeline returned a {type(found).__name__} and no pictures: name what is to be compared among the"
+            " arguments, such as output='images' or output='videos'"
+        )
+    return found
 
 
 def pixels(clip: Clip) -> torch.Tensor:

@@ -36,9 +36,12 @@ def step_names(cls: Any) -> tuple[str, ...]:
     return next((names for names in named if set(STEPPED) <= set(names)), STEPPED)
 
 
-def made_steps(pipe: Any) -> int:
-    """Steps of its scheduler that a pipeline makes: fewer where another one, such as a refiner, is to end the run."""
-    times, end = pipe.scheduler.timesteps, getattr(pipe, "denoising_end", None)
+def made_steps(pipe: Any, given_end: Any = None) -> int:
+    """Steps of its scheduler that a pipeline makes: fewer where another one, such as a refiner, is to end the run.
+
+    A pipeline that does not keep its `denoising_end` was given `given_end`.
+    """
+    times, end = pipe.scheduler.timesteps, getattr(pipe, "denoising_end", given_end)
     if is_ancestral_flow(pipe.scheduler):  # whose last timestep is where the last step ends
         return len(times) - 1
     if not isinstance(end, float) or not 0 < end < 1:
@@ -63,14 +66,15 @@ def timestep_of(scheduler: Any, run: SamplerRun) -> float:
     """The timestep of a step, as most samplers count it: from 1000, which is noise, down to 0.
 
     Where frames have samplers of their own it is that of their mean noise level; where time is a function of the noise,
-    as in EDM, that of flow matching with as much noise beside the data.
+    as in EDM, or levels are no shares of it, as in Cosmos-Predict 2, that of flow matching with as much noise beside
+    the data.
     """
     config, level = scheduler.config, run.levels[run.step]
     trained, sigmas = config.get("num_train_timesteps"), getattr(scheduler, "sigmas", None)
     if config.get("invert_sigmas"):  # Mochi's levels rise
         level = 1 - level
     if run.frames or trained is None or is_flow(scheduler):
-        return level * (trained or TRAINED)
+        return TRAINED * (level / (1 + level) if max(run.levels) > 1 else level)
     if sigmas is not None and float(scheduler.timesteps.abs().max()) < 2:
         sigma = float(sigmas[run.step])
         return TRAINED * sigma / (1 + sigma)

@@ -22,7 +22,8 @@ from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
 from mmaccel.stepping.run import SamplerRun
 
-from .families.adapter import PipelineSession
+from .families.adapter import END, PipelineSession
+from .families.compiled import refuse_compiled_later
 from .families.families import arguments, latents_of
 from .samplers import first_step, levels_of, made_steps, step_names
 
@@ -94,6 +95,7 @@ class Follower:
                 f"{type(self.session.target).__name__} is in the middle of another call, and its scheduler serves one"
                 " at a time: wait for that call, or accelerate a second pipeline with a scheduler of its own"
             )
+        refuse_compiled_later(*self.session.adapter.denoisers())
         self.drop()  # an interrupted run's memory goes before the new one is made
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
             self.session.report.start()
@@ -105,7 +107,7 @@ class Follower:
         """Begin a run of the steps that the scheduler has now."""
         self.timestep = math.nan
         levels = levels_of(self.scheduler)
-        levels = levels[: made_steps(self.session.target) + 1]
+        levels = levels[: made_steps(self.session.target, self.session.memory.get(END)) + 1]
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -233,6 +235,7 @@ class Follower:
         self.thread = threading.get_ident()
         try:
             yield
+            self.end_early(broken=False)  # where no progress bar told that the loop ended, as in modular pipelines
         finally:
             self.is_called = False
             self.drop()

@@ -86,11 +86,6 @@ class Schedule:
         """
         return min(1.0, max(LEAST_TRUST, STRAIGHT * len(self.fractions) / (self.longest_gap + 1)))
 
-    @property
-    def cost(self) -> float:
-        """Cost in full steps."""
-        return sum(self.fractions)
-
 
 def default_warmup(steps: int, budget: float) -> int | None:
     """Full steps with which a run should begin; None for the least, where few steps are computed, far apart."""

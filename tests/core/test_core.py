@@ -320,6 +320,14 @@ def run(target, arguments, **more):
     return target.generate(**arguments(), generator=torch.Generator().manual_seed(0), **more)
 
 
+def test_a_session_that_is_moved_stays_the_session(janus):
+    """As in ``accelerate(pipe, ...).to("cuda")``, which else would be the pipeline without its report."""
+    model, _ = janus
+    with mmaccel.accelerate(model, FAST) as fast:
+        assert fast.to("cpu") is fast and fast.to(dtype=torch.float64).target is model
+        assert next(model.parameters()).dtype == torch.float64
+
+
 def test_session_forwards_reads_and_calls(janus):
     model, arguments = janus
     with mmaccel.accelerate(model, FAST) as fast:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from diffusers import AudioPipelineOutput, DiffusionPipeline, StableVideoDiffusionPipeline
+from diffusers.modular_pipelines import PipelineState
 from PIL import Image
 
 import mmaccel
@@ -32,6 +33,7 @@ from mmaccel.video import (
     trace_of,
 )
 from mmaccel.video.bench.cases import VideoCase
+from mmaccel.video.heterogeneous.auto import as_tensor
 from mmaccel.video.modality import Video
 from mmaccel.video.trace import check_traced
 
@@ -326,6 +328,25 @@ def test_fewer_steps_are_an_alternative_where_nothing_else_fixes_them(call):
     assert ("sigmas= fixes the steps" in trial.no_simple) == ("sigmas" in call)
 
 
+class Scheduled(DiffusionPipeline):
+    """As Ideogram 4: its guidance has a value for every step, by default too, and refuses another number of them."""
+
+    def __call__(self, num_inference_steps=48, guidance_scale=None, guidance_schedule=(7.0,) * 48):
+        """Not run."""
+
+
+@pytest.mark.parametrize(
+    ("call", "count"),
+    [({}, 0), ({"guidance_schedule": (7.0,)}, 0), ({"guidance_schedule": None, "guidance_scale": 7.0}, 48)],
+    ids=str,
+)
+def test_guidance_of_every_step_fixes_the_steps(call, count):
+    pipe = Scheduled()
+    pipe.register_modules(transformer=examples.wan()[0])
+    trial = trial_of(pipe, **call)
+    assert trial.count == count and ("guidance_schedule= fixes the steps" in trial.no_simple) == (count == 0)
+
+
 def test_what_a_pipeline_refuses_is_said_and_our_own_errors_stay():
     def refuses(*_, **__):
         raise ValueError("height has to be divisible by 16")
@@ -426,25 +447,40 @@ def test_a_trial_runs_its_inputs_from_the_seed_and_with_fewer_steps():
 
     def target(generator, **given):
         asked.append({**given, "seed": generator.initial_seed(), "drawn": float(torch.rand(1))})
-        return ("frames", "more")
+        return (frames, "more")
 
-    assert trial.run(target, 3) == "frames" == trial.run(target, 3, fewer=4) and trial.count == 7
+    frames = clip(1)
+    assert trial.run(target, 3) is frames is trial.run(target, 3, fewer=4) and trial.count == 7
     one, other = asked
     assert (one["num_inference_steps"], one["guidance_scale"], one["seed"]) == (7, 2.0, 3)
     assert other == {**one, "num_inference_steps": 4}, "the global state is that of the seed too"
-    assert trial.run(lambda **_: SimpleNamespace(frames="named"), 0) == "named"
 
 
 def test_what_a_block_router_is_given_is_for_no_other_target():
     pipe, arguments = examples.block_pipeline()
     trial, asked = trial_of(pipe, **arguments(frames=6, height=2, width=2, steps=2)), []
     for fewer in (None, 1):
-        trial.run(lambda **given: asked.append(given) or ("frames",), 0, fewer)
+        trial.run(lambda **given: asked.append(given) or (clip(1),), 0, fewer)
     assert [given["num_inference_steps"] for given in asked] == [2, 1]
     assert all({"draft", "score"}.isdisjoint(given) and "latents" in given for given in asked)
     with mmaccel.accelerate(pipe, BlockRouter(tau=-1e9, latents=True)) as fast:
         trial.run(fast, 0)
         assert fast.report.engaged
+
+
+def test_outputs_of_modular_pipelines_are_compared_as_they_stand():
+    """By name they return the bare output, by names a dictionary, and otherwise all their state."""
+    trial, pictures = trial_of(examples.wan_pipeline()[0]), clip(2)
+    found = trial.run(lambda **_: pictures, 0)
+    assert found is pictures and trial.judge(found, clip(2))["psnr"] == 100
+    assert [len(frames) for frames in trial.show(found).clips] == [1, 1]
+    latents = torch.zeros(2, 4, 2, 8, 8)
+    assert trial.run(lambda **_: latents, 0) is latents is trial.run(lambda **_: {"latents": latents, "audio": 1}, 0)
+    for nothing in (PipelineState({"images": pictures}), None):
+        with pytest.raises(SettingError, match="returned a .*no pictures: .* output='images'"):
+            trial.run(lambda nothing=nothing, **_: nothing, 0)
+        with pytest.raises(SettingError, match="output='images'"):
+            as_tensor(nothing)
 
 
 def test_a_trial_says_what_it_cannot_do():

@@ -4,6 +4,13 @@ import diffusers
 import pytest
 import torch
 from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
+from diffusers.modular_pipelines import SequentialPipelineBlocks
+from diffusers.modular_pipelines.stable_diffusion_xl.before_denoise import (
+    StableDiffusionXLPrepareAdditionalConditioningStep,
+    StableDiffusionXLPrepareLatentsStep,
+    StableDiffusionXLSetTimestepsStep,
+)
+from diffusers.modular_pipelines.stable_diffusion_xl.denoise import StableDiffusionXLDenoiseStep
 from diffusers.modular_pipelines.wan.modular_blocks_wan import WanCoreDenoiseStep
 from diffusion_loop import noise
 from PIL import Image
@@ -205,6 +212,38 @@ def test_a_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_that_are_
         assert fast.report.plain_forwards == 30
 
 
+def modular_sdxl():
+    """The modular twin, which has no progress bar of its own, and keeps nothing of a call."""
+    pipe, call = sdxl()
+    blocks = SequentialPipelineBlocks.from_blocks_dict(
+        {
+            "times": StableDiffusionXLSetTimestepsStep(),
+            "latents": StableDiffusionXLPrepareLatentsStep(),
+            "added": StableDiffusionXLPrepareAdditionalConditioningStep(),
+            "denoise": StableDiffusionXLDenoiseStep(),
+        }
+    )
+    twin = blocks.init_pipeline()
+    twin.update_components(unet=pipe.unet, scheduler=pipe.scheduler, guider=diffusers.ClassifierFreeGuidance(5.0))
+    text = {name: value for name, value in call.items() if "embeds" in name}
+    call = {name: call[name] for name in ("pooled_prompt_embeds", "latents", "height", "width")}
+    return twin, {**call, "denoiser_input_fields": text, "batch_size": 1, "dtype": torch.float32, "output": "latents"}
+
+
+def test_a_modular_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_that_are_made():
+    pipe, call = modular_sdxl()
+    pipe.set_progress_bar_config(disable=True)
+    call = {**call, "num_inference_steps": 30, "denoising_end": 0.6}
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5)) as fast:
+        run(fast, call)
+        made = len(pipe.scheduler.timesteps[pipe.scheduler.timesteps >= 400])
+        assert made < 20 and fast.report.plain_forwards == 2 * made and fast.report.forwards == 2 * (made // 2)
+        shares = video.trace_of(fast).shares()
+        assert len(shares) == made and shares[-1] == 1
+        run(fast, {**call, "denoising_end": None})
+        assert fast.report.plain_forwards == 60
+
+
 def test_a_call_of_several_runs_says_nothing_of_those_that_came_to_nothing():
     pipe, call = animatediff()
     pipe.set_progress_bar_config(disable=True)
@@ -257,6 +296,19 @@ def test_tokens_are_not_chosen_where_only_some_of_them_are_stepped():
     assert torch.equal(run(pipe, call), plain)
 
 
+def test_a_pass_over_some_tokens_takes_no_control_between_the_blocks():
+    """Of which there is as much as of all tokens; a token cache adds it to all."""
+    pipe, call = control()
+    pipe.set_progress_bar_config(disable=True)
+    with (
+        mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5, fraction=0.5, warmup=1)) as fast,
+        pytest.raises(UnsupportedTargetError, match="ControlNet adds to all tokens .*: pass fraction=0"),
+    ):
+        run(fast, call)
+    with mmaccel.accelerate(pipe, video.TokenCache(0.8)) as fast:
+        assert run(fast, call).isfinite().all() and fast.report.engaged
+
+
 @pytest.mark.parametrize("method", (video.TokenCache(0.8), video.HeterogeneousSteps(fraction=0.5, warmup=1)), ids=str)
 def test_tokens_are_not_chosen_beside_those_of_given_pictures(method):
     """Of which GLM-Image keeps keys and values; without a picture it keeps none."""
@@ -283,6 +335,20 @@ def test_samplers_that_draw_anew_are_refused(name):
     for method in (video.HeterogeneousSteps(), video.EasyCache(), video.Auto()):
         with pytest.raises(UnsupportedTargetError, match=f"{name} draws the sample anew in every one: run fewer steps"):
             mmaccel.plan(pipe, method)
+        with pytest.raises(UnsupportedTargetError) as error:
+            mmaccel.plan(pipe, method)
+        assert "SparseAttention" not in str(error.value), "which works on transformers alone"
+
+
+def test_advice_names_the_unet_of_a_pipeline_and_no_method_that_refuses_it():
+    pipe, call = sdxl()
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        run(fast, {**call, "num_inference_steps": 4})
+        assert "pipe.unet.compile() saves time" in str(fast.report) and "SparseAttention" not in str(fast.report)
+    pipe.unet = torch.compile(pipe.unet, backend="eager")
+    with pytest.raises(UnsupportedTargetError, match=r"write pipe\.unet\.compile"):
+        mmaccel.plan(pipe, video.EasyCache())
 
 
 def test_passes_that_skip_the_block_where_reuse_begins_are_computed():

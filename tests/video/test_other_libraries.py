@@ -89,6 +89,21 @@ def test_methods_inside_of_a_compiled_transformer_are_refused(wan, method):
     assert snapshot(pipe) == before
 
 
+@pytest.mark.parametrize("method", STEPS_ONLY, ids=str)
+def test_compiling_within_a_session_is_refused_in_the_next_run(wan, method):
+    """It would compile our part of the forward pass as well."""
+    pipe, call = wan
+    before = snapshot(pipe.transformer)
+    with mmaccel.accelerate(pipe, method) as fast:
+        whole(pipe.transformer)
+        with pytest.raises(UnsupportedTargetError, match=r"compiled after accelerate\(\): remove\(\) the session"):
+            fast(**call)
+    del pipe.transformer._compiled_call_impl
+    assert snapshot(pipe.transformer) == before
+    whole(pipe.transformer)
+    assert fast_run(pipe, call, method)[1].engaged
+
+
 def test_a_compiled_wrapper_is_refused(wan):
     pipe, _ = wan
     pipe.transformer = torch.compile(pipe.transformer, backend="eager")

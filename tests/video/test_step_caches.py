@@ -381,6 +381,12 @@ def test_control_net_residuals_between_the_blocks_are_not_added_twice():
     for method in (video.TeaCache(1e6), video.BlockCache(1e6, warmup=1), video.BlockCache(1e6, first=2, warmup=1)):
         with mmaccel.accelerate(pipe, method) as fast:
             torch.testing.assert_close(fast(start, controlled, still=True), plain, rtol=1e-3, atol=1e-4)
+    for method in (video.FirstBlockCache(1e6), video.MagCache(), video.MagCache(ratios=(1.0, 1.0))):
+        with (
+            mmaccel.accelerate(pipe, method) as fast,
+            pytest.raises(UnsupportedTargetError, match=f"^{method.name} would add .* twice: use video.BlockCache"),
+        ):
+            fast(start, controlled)
 
 
 @pytest.mark.parametrize("skipped", ([0], [1], [2], [0, 1]))

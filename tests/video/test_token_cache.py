@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers import transformer_wan
+from diffusers.models.transformers.transformer_flux import FluxIPAdapterAttnProcessor
 
 import mmaccel
 from mmaccel import video
@@ -82,6 +83,55 @@ def test_other_families_are_refused(name):
     with pytest.raises(UnsupportedTargetError, match="only those of Allegro"):
         video.calibrate_token_cache(pipe)
     assert "forward" not in vars(pipe.transformer)
+
+
+def test_a_first_frame_that_blocks_find_by_its_place_is_refused():
+    """In HunyuanVideo's image-to-video the first tokens of whatever a block is given have a time of their own."""
+    pipe, _, _ = loop.pipeline("HunyuanVideoTransformer3DModel")
+    other = type(pipe.transformer).from_config(pipe.transformer.config, image_condition_type="token_replace")
+    replaced = loop.Loop(other, pipe.scheduler)
+    for method in (video.TokenCache(), video.HeterogeneousSteps(fraction=0.5)):
+        mmaccel.plan(pipe, method)
+        with pytest.raises(UnsupportedTargetError, match="HunyuanVideoTransformer3DModel cannot be computed apart"):
+            mmaccel.plan(replaced, method)
+
+
+def test_tokens_of_given_pictures_are_modulated_by_their_own_time():
+    """In Qwen-Image-Edit, which finds them by an index of rows and tokens."""
+    pipe, start, call = loop.pipeline("QwenImageTransformer2DModel")
+    other = type(pipe.transformer).from_config(pipe.transformer.config, zero_cond_t=True).eval()
+    other.load_state_dict(pipe.transformer.state_dict())
+    edit, shapes = loop.Loop(other, pipe.scheduler), [(1, 2, 4), (1, 2, 4)]
+
+    def edited(branch):
+        return {**call(branch), "img_shapes": [shapes] * (1 + (branch is None))}
+
+    still = edit(start, edited, still=True)
+    for method in (video.TokenCache(0.6, 3, **ENDS), video.HeterogeneousSteps(0.6, interval=3, fraction=0.3)):
+        with mmaccel.accelerate(edit, method) as fast:
+            assert fast(start, edited, batched=True).isfinite().all() and fast.report.engaged
+            out = fast(start, edited, still=True)
+            if isinstance(method, video.TokenCache):
+                torch.testing.assert_close(out, still, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", (video.TokenCache(0.8), video.HeterogeneousSteps(fraction=0.5, warmup=1)), ids=str)
+def test_tokens_are_not_chosen_where_attention_has_a_second_part(method):
+    """As with an IP-Adapter, whose keys and values are others."""
+    pipe, start, call = loop.pipeline("FluxTransformer2DModel")
+    for block in pipe.transformer.transformer_blocks:
+        block.attn.set_processor(FluxIPAdapterAttnProcessor(24, 16))
+    picture = {"joint_attention_kwargs": {"ip_hidden_states": [loop.noise(1, 4, 16)]}}
+
+    def prompted(branch):
+        return {**call(branch), **picture}
+
+    assert pipe(start, prompted).isfinite().all()
+    with (
+        mmaccel.accelerate(pipe, method) as fast,
+        pytest.raises(UnsupportedTargetError, match="attention has a second part, as with an IP-Adapter.*: leave it"),
+    ):
+        fast(start, prompted)
 
 
 @pytest.mark.parametrize("name", DIVISIBLE)

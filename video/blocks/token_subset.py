@@ -18,8 +18,8 @@ from ..families.families import FAMILIES, Family, divisible_family
 
 Forward = Callable[..., Any]
 KINDS = {"native": (None, None), "fp8": (torch.float8_e4m3fn, None), "cpu": (None, "cpu")}
-# arguments of blocks that may have an entry per token
-_PER_TOKEN = ("rotary_emb", "image_rotary_emb", "freqs_cis", "temb", "timestep", "modulate_index")
+# arguments of blocks that may have an entry per token, with the axis of the tokens where there are two
+_PER_TOKEN = {"rotary_emb": 0, "image_rotary_emb": 0, "freqs_cis": 0, "temb": 0, "timestep": 0, "modulate_index": 1}
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,20 @@ class TokenSubset:
 
     def choose(self, given: dict[str, Any]) -> None:
         """Cut the arguments of a block that have an entry per token; the hidden states are left alone."""
-        for name in _PER_TOKEN:
+        for name, axis in _PER_TOKEN.items():
             if name in given:
-                given[name] = self.of(given[name])
+                given[name] = self.of(given[name], axis)
 
-    def of(self, value: Any) -> Any:
-        """The subset's entries of a tensor with one entry per token, or per token of text and picture."""
+    def of(self, value: Any, axis: int = 0) -> Any:
+        """The subset's entries of a tensor with one entry per token, or per token of text and picture.
+
+        Of two axes, `axis` is that of the tokens; of more, it is the second.
+        """
         if isinstance(value, tuple | list):
-            return type(value)(self.of(part) for part in value)
+            return type(value)(self.of(part, axis) for part in value)
         if not isinstance(value, torch.Tensor) or value.ndim < 2:
             return value
-        dim = 0 if value.ndim == 2 else 1
+        dim = axis if value.ndim == 2 else 1
         if value.shape[dim] == self.total:
             return value.index_select(dim, self.tokens)
         if self.text and value.shape[dim] == self.total + self.text:
@@ -87,7 +90,6 @@ class KeysValues:
     def __init__(self, layers: int, kv: str = "native") -> None:
         self.cache = BranchCache(layers, *KINDS[kv])
         self.masks: dict[int, torch.Tensor] = {}  # over all keys, of each branch
-        self.is_reached = False  # whether attention went through torch's own
 
     def attend(
         self, layer: int, branch: int, subset: TokenSubset | None, forward: Forward, args: Any, kwargs: Any
@@ -100,7 +102,8 @@ class KeysValues:
         Raises
         ------
         UnsupportedTargetError
-            If the model has keys and values of its own to attend to, or attends with another kernel than torch's.
+            If the model has keys and values of its own to attend to, attends with another kernel than torch's, or
+            attends twice.
         """
         if getattr(kwargs.get("kv_cache"), "mode", None) == "read":
             raise UnsupportedTargetError(
@@ -108,10 +111,18 @@ class KeysValues:
                 " of GLM-Image: leave the pictures out, or choose whole steps with video.HeterogeneousSteps()"
             )
 
+        calls = 0
+
         def attention(
             function: Forward, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any
         ) -> torch.Tensor:
-            self.is_reached = True
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise UnsupportedTargetError(
+                    "tokens cannot be chosen where attention has a second part, as with an IP-Adapter or perturbed"
+                    " attention guidance (PAG): leave it out, or choose whole steps with video.HeterogeneousSteps()"
+                )
             key, value = self.cache.write(layer, key, value, branch, None if subset is None else subset.places)
             if more.get("attn_mask") is not None:
                 if subset is None:
@@ -122,7 +133,7 @@ class KeysValues:
 
         with AttentionMode(attention):
             output = forward(*args, **kwargs)
-        if not self.is_reached:
+        if not calls:
             raise UnsupportedTargetError(
                 "tokens are chosen within torch's scaled_dot_product_attention, and this transformer attends with"
                 ' another kernel: call pipe.transformer.set_attention_backend("native") first'

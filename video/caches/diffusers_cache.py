@@ -21,7 +21,7 @@ from mmaccel.stepping.tensors import tensors
 
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
-from ..families.families import family_of
+from ..families.families import family_of, is_controlled
 from ..private import Hooks, check_no_cache, forget_registry, has_registry, knows_blocks
 from ..samplers import timestep_of
 from ..steps import Forward
@@ -66,6 +66,20 @@ class DiffusersCache(StepCache):
         for denoiser in adapter.denoisers():
             self._check(denoiser)
 
+    def check_pass(self, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Refuse a ControlNet where blocks are skipped: the residual has its part, and the transformer adds it again.
+
+        Raises
+        ------
+        UnsupportedTargetError
+            In the first forward pass that is given one's output.
+        """
+        if self.skips_blocks and is_controlled(denoiser, args, kwargs):
+            raise UnsupportedTargetError(
+                f"{self.name} would add what a ControlNet adds between the blocks of {type(denoiser).__name__} twice:"
+                f" use {self.advised}"
+            )
+
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         for denoiser in session.adapter.denoisers():
             if not has_registry(denoiser):
@@ -105,6 +119,7 @@ class HookStepper(CacheStepper):
         return timestep_of(self.session.target.scheduler, self.run)
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
+        self.method.check_pass(denoiser, args, kwargs)
         self.watch(denoiser)
         self.calls = 0
         hooks = self.active(denoiser)

@@ -58,7 +58,8 @@ class EncoderReuse(StepCache):
         Last steps that always run it; default 0.
     parallel
         Most reused steps whose decoders run as one batch; default 1. Each more takes the memory of one more picture.
-        Calls with a ControlNet or an adapter, which adds to the features in each step, are made one by one.
+        Calls with a ControlNet or an adapter, which adds to the features in each step, or with perturbed attention in
+        the decoder (PAG) are made one by one.
     prior_noise
         Share of the noise that a run began with, of variance 1, that is added to the latents before each step of its
         second half, against lost texture: 0.003 in the paper. Default 0, since its worth could not be measured here.
@@ -162,13 +163,17 @@ class _Stepper(CacheStepper):
         if output is not None:
             return output
         times = self.session.target.scheduler.timesteps[step : step + self._coming()]
-        if len(times) < 2 or not fits(call, times[0]):
+        if len(times) < 2 or not fits(call, times[0]) or self._is_perturbed():
             self.copies = 1
             self.singly |= len(times) > 1
             return forward(*call.args, **call.kwargs)
         self.copies = len(times)
         ahead.keep(step, forward(**together(call, times)), call, self.copies)
         return ahead.take(step, call)
+
+    def _is_perturbed(self) -> bool:
+        """Whether attention in the decoder is perturbed for guidance (PAG): it takes a batch for that of one step."""
+        return any("up_blocks" in name for name in getattr(self.session.target, "pag_attn_processors", ()))
 
     def _coming(self) -> int:
         """Reused steps in a row from this one on, at most as many as may run together."""
@@ -210,7 +215,10 @@ class _Stepper(CacheStepper):
     def finish(self) -> None:
         super().finish()
         if self.singly:
-            self.warn("decoders ran one by one: this call adds to the features in each step, or has times of its own")
+            self.warn(
+                "decoders ran one by one: this call adds to the features in each step, perturbs attention in the"
+                " decoder, or has times of its own"
+            )
         if self.method.prior_noise and self.run.began is None:
             self.warn("no prior_noise was added: this run began with a picture, and not with noise")
 

@@ -41,7 +41,7 @@ class FirstBlockCache(DiffusersCache):
     SettingError
         If a setting is outside its range.
     UnsupportedTargetError
-        If the transformer's family is not known, or diffusers' hooks do not work on it.
+        If the transformer's family is not known, diffusers' hooks do not work on it, or a ControlNet is given.
     ConflictError
         If a cache of diffusers' own is enabled already.
 

@@ -16,6 +16,7 @@ from mmaccel.stepping.run import SamplerRun
 from ..blocks.reuse import BlockStepper, Streams
 from ..families.adapter import PipelineSession
 from ..recording import plain_runs
+from ..steps import Forward
 from .diffusers_cache import DiffusersCache, HookStepper
 from .first_block_cache import ALTERNATING, CONTROLLED, NOT_HIDDEN_STATES
 from .step_cache import CacheStepper
@@ -48,7 +49,7 @@ class MagCache(DiffusersCache):
     SettingError
         If a setting is outside its range.
     UnsupportedTargetError
-        If the transformer's family is not known, or diffusers' hooks do not work on it.
+        If the transformer's family is not known, diffusers' hooks do not work on it, or a ControlNet is given.
     ConflictError
         If a cache of diffusers' own is enabled already.
 
@@ -112,6 +113,10 @@ class Recorder(BlockStepper):
     def __init__(self, session: PipelineSession, run: SamplerRun, method: Any) -> None:
         self.ratios = [1.0] * run.steps
         super().__init__(session, run, method)
+
+    def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
+        self.method.check_pass(denoiser, args, kwargs)  # before a run for nothing
+        return super().answer(denoiser, forward, args, kwargs)
 
     def remember(self, streams: Streams) -> None:
         old = self.cache.state.residual

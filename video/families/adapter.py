@@ -54,6 +54,10 @@ class DiffusionTransformerAdapter(Adapter):
         found = [getattr(self.target, name, None) for name in DENOISERS if name not in apart]
         return [part for part in found if isinstance(part, torch.nn.Module)]
 
+    def place(self, denoiser: torch.nn.Module) -> str:
+        """How users write a denoiser: ``"pipe.transformer"``."""
+        return next((f"pipe.{name}" for name in DENOISERS if getattr(self.target, name, None) is denoiser), "model")
+
     def check(self, method: Method) -> None:
         """Refuse targets that the method cannot work on, and transformers wrapped by `torch.compile`.
 
@@ -63,7 +67,7 @@ class DiffusionTransformerAdapter(Adapter):
             if hasattr(denoiser, "_orig_mod"):
                 raise UnsupportedTargetError(
                     f"{method.name} cannot follow torch.compile({type(denoiser._orig_mod).__name__}): write"
-                    " pipe.transformer.compile(...), which compiles it in place"
+                    f" {self.place(denoiser)}.compile(...), which compiles it in place"
                 )
         if isinstance(method, DiffusionMethod):
             if method.needs_all_tokens:
@@ -84,6 +88,7 @@ class BlockDiffusionAdapter(DiffusionTransformerAdapter):
 
 
 PipelineSession = Session[DiffusionTransformerAdapter]
+END = "denoising_end"  # an argument of a call, which a session remembers, since modular pipelines do not
 
 
 class DiffusionMethod(Method[PipelineSession]):
@@ -102,6 +107,11 @@ class DiffusionMethod(Method[PipelineSession]):
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         """Raise an `UnsupportedTargetError` or a `SettingError` if it cannot work on a target; every plan calls it."""
+
+    def prepare(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        session.memory.pop(END, None)
+        if kwargs.get(END) is not None:
+            session.memory[END] = kwargs[END]
 
 
 def has_masks(pipe: Any) -> bool:
@@ -127,7 +137,7 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
             f"{method} carries velocities from step to step, and {name} draws codes in place of masks:"
             " canvas.HaltonOrder() and others of canvas work on those of diffusers' own AmusedPipeline"
         )
-    advice = "run fewer steps, or use video.SparseAttention"
+    advice = "run fewer steps" + (", or use video.SparseAttention" if adapter.family in TRANSFORMERS else "")
     if scheduler.config.get("stochastic_sampling"):
         sampler += "(stochastic_sampling=True)"
         advice = (

@@ -6,6 +6,7 @@ import torch
 
 from mmaccel import private
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.patching import Wrapped
 
 BLOCKS = "compile its blocks instead, with compile_repeated_blocks()"
 
@@ -33,3 +34,13 @@ def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None
             f"{method} changes what {type(compiled).__name__} does inside, and this one is compiled:"
             f" load it again without compile(), or {advice}"
         )
+
+
+def refuse_compiled_later(*modules: torch.nn.Module) -> None:
+    """Raise an `UnsupportedTargetError` if a module was compiled with what a session has put around its forward."""
+    for module in modules:
+        if private.is_compiled(module) and not isinstance(vars(module)[private.COMPILED_CALL], Wrapped):
+            raise UnsupportedTargetError(
+                f"{type(module).__name__} was compiled after accelerate(): remove() the session, and call accelerate()"
+                " again, so that only the model's own code is compiled"
+            )

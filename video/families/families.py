@@ -130,6 +130,9 @@ _ROWS = (
 )
 FAMILIES = {row.transformer: row for row in _ROWS}
 
+# What a ControlNet makes, and a transformer adds to the tokens between its blocks.
+BETWEEN_BLOCKS = ("controlnet_block_samples", "controlnet_single_block_samples", "block_controlnet_hidden_states")
+
 # What was read of each transformer, since every forward pass asks.
 _read: weakref.WeakKeyDictionary[torch.nn.Module, Family | None] = weakref.WeakKeyDictionary()
 
@@ -152,10 +155,11 @@ def _row(denoiser: torch.nn.Module) -> FamilyRow:
 def divisible_family(denoiser: torch.nn.Module) -> Family | None:
     """The family of a transformer whose tokens can be computed apart, or None.
 
-    None also where blocks have a second self-attention, over the picture alone: Stable Diffusion 3.5 medium.
+    None also where blocks have a second self-attention, over the picture alone (Stable Diffusion 3.5 medium), or treat
+    the first tokens that they are given as those of the first frame (HunyuanVideo's image-to-video).
     """
-    family = find_family(denoiser)
-    if family is None or not family.is_divisible:
+    family, config = find_family(denoiser), getattr(denoiser, "config", None)
+    if family is None or not family.is_divisible or getattr(config, "image_condition_type", None) == "token_replace":
         return None
     has_second = any(getattr(block, "use_dual_attention", False) for block in family.block_list(denoiser))
     return None if has_second else family
@@ -193,6 +197,12 @@ def family_of(denoiser: torch.nn.Module, method: str) -> Family:
 def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call of `module`, by name."""
     return bound(module, args, kwargs).arguments
+
+
+def is_controlled(denoiser: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of a transformer is given what a ControlNet adds between its blocks."""
+    given = arguments(denoiser, args, kwargs)
+    return any(given.get(name) is not None for name in BETWEEN_BLOCKS)
 
 
 def latents_of(denoiser: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from diffusers.utils.outputs import BaseOutput
 from PIL import Image
 from tqdm import tqdm
 
@@ -31,7 +30,7 @@ from ..families.adapter import (
     require_steps,
 )
 from ..private import context_group
-from ..quality import tensor_psnr
+from ..quality import drawn, tensor_psnr
 from ..steps import warn
 from .heterogeneous_steps import HeterogeneousSteps
 
@@ -118,6 +117,7 @@ class Auto(DiffusionMethod):
         stack.callback(session.around.remove, told)
 
     def prepare(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().prepare(session, args, kwargs)
         memory, plan = session.memory, session.plan
         if memory.get(CHOSEN) is None and MEASURED in memory:
             session.plan = replace(plan, measured=memory[MEASURED])
@@ -266,8 +266,7 @@ class _Curve:
 
 def as_tensor(output: Any) -> torch.Tensor:
     """What a pipeline drew (pictures, arrays or latents, in its own structure) as one float tensor, but no sound."""
-    drawn = output[0] if isinstance(output, tuple | BaseOutput) else output
-    return torch.cat([x.float().flatten() for x in tensors(_arrays(drawn))])
+    return torch.cat([x.float().flatten() for x in tensors(_arrays(drawn(output)))])
 
 
 def _arrays(value: Any) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import wrap_forward
 
 from ..blocks.token_subset import Forward, KeysValues, TokenSubset, require_divisible
-from ..families.families import bound, layout_of
+from ..families.families import bound, is_controlled, layout_of
 
 ADVICE = "pass fraction=0, so that every step computes all tokens or none"
 
@@ -35,13 +36,13 @@ class PartialForward:
     Raises
     ------
     UnsupportedTargetError
-        If the family is unknown, or its blocks are compiled.
+        If the family is unknown, or its blocks are compiled; in a pass, if it is given what a ControlNet made.
     """
 
     def __init__(self, denoiser: torch.nn.Module, stack: ExitStack, kv: str = "native") -> None:
         self.family = require_divisible(denoiser, ADVICE)
         blocks = self.family.block_list(denoiser)
-        self.kv = kv
+        self.denoiser, self.kv = denoiser, kv
         self.keys = KeysValues(len(blocks), kv)
         self.cache = self.keys.cache
         self.branch: int | None = None
@@ -78,6 +79,8 @@ class PartialForward:
         return int(2 * latents.shape[0] * tokens * width * blocks * item_size)
 
     def _run(self, branch: int, tokens: torch.Tensor | None, forward: Forward, args: Any, kwargs: Any) -> Any:
+        if is_controlled(self.denoiser, args, kwargs):
+            raise UnsupportedTargetError(f"a ControlNet adds to all tokens between the blocks: {ADVICE}")
         self.branch, self.tokens = branch, tokens
         try:
             return forward(*args, **kwargs)

@@ -16,7 +16,7 @@ from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, groups, refresh
 from mmaccel.stepping.tensors import count_bytes, predicted
 
-from ..families.adapter import PipelineSession, token_grid
+from ..families.adapter import TRANSFORMERS, PipelineSession, token_grid
 from ..families.context_parallel import agreed
 from ..families.families import bound, layout_of
 from ..samplers import is_one_step, is_repeatable, straight
@@ -122,9 +122,12 @@ class HeterogeneousRun(Stepper):
         least = 0.0 if method.steps is not None else sum(self.schedule.fractions[-steps:]) / steps
         steps = min(steps, self.longest)
         if self._is_short(steps):
+            adapter = self.session.adapter
+            place = adapter.place(adapter.denoisers()[0])
+            sparse = ", of long clips video.SparseAttention(budget=0.1) too" if adapter.family in TRANSFORMERS else ""
             self.warn(
-                f"{steps} steps are too few to forecast any, so all are computed: pipe.transformer.compile() saves time"
-                " within a step, of long clips video.SparseAttention(budget=0.1) too (warmup=1 forecasts all the same)"
+                f"{steps} steps are too few to forecast any, so all are computed: {place}.compile() saves time within a"
+                f" step{sparse} (warmup=1 forecasts all the same)"
             )
             return
         if method.correct and self.allocation.replay is None:
