@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import os
-import types
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mmaccel import private
 
+from .hook_state import VALUES, hook_state
+
 SAMPLES = 256  # values of each weight that are looked at every time
 SIZE = 16  # bytes of a hash
-DEEP = 8  # how far is followed what a hook carries
 WHOLE = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # whole numbers, by their bytes
-PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype)
-VALUES = (torch.Tensor, np.ndarray, *PLAIN)
 ADAPTERS = ("active_adapter", "disable_adapters", "scaling")  # of a layer of peft: which of its weights count
 PLACE = ("_name_or_path", "transformers_version")  # of a configuration: where it came from, not what it is
 
@@ -34,14 +29,15 @@ def model_hash(model: Any) -> str:
     All bits of parameters and buffers are looked at once, and again where torch counts a change; 256 values of each, at
     even distances, every time, which takes milliseconds and shows what torch does not count, such as a merge into
     `weight.data`. What modules keep in ways of their own, such as packed weights of quantised ones, is looked at once.
-    Hooks of others on its layers and other parts count with what they carry, where that cannot be compared as new each
-    time, and so does the type of `torch.autocast`; not plain attributes of modules that are set after the model was
-    built.
+    Hooks of others on its layers and other parts count with their code and what they carry, and so does the type of
+    `torch.autocast`; not plain attributes of modules that are set after the model was built.
 
     Raises
     ------
     ValueError
         If a weight is not in memory.
+    TypeError
+        If a hook cannot be compared, as :func:`.hook_state.why_incomparable` tells.
     """
     total = hashlib.blake2b(type(model).__name__.encode(), digest_size=SIZE)
     config = {key: value for key, value in model.config.to_dict().items() if key not in PLACE}
@@ -57,7 +53,7 @@ def model_hash(model: Any) -> str:
     if torch.is_autocast_enabled(kind):
         total.update(f"autocast {torch.get_autocast_dtype(kind)}".encode())
     for name, hook in private.changers(model):
-        total.update(content_hash([(name, _carried(hook))]))
+        total.update(content_hash([(name, hook_state(hook))]))
     return total.hexdigest()
 
 
@@ -144,35 +140,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return value if isinstance(value, VALUES) else type(value).__name__
-
-
-def _carried(value: Any, deep: int = DEEP) -> Any:
-    """A hook, or what one carries, as what can be hashed; what cannot be is new each time."""
-    if isinstance(value, VALUES):
-        return _plain(value)
-    if isinstance(value, Mapping):
-        parts: Iterable[Any] = value.items()
-    elif isinstance(value, list | tuple):
-        parts = value
-    elif isinstance(value, functools.partial):
-        parts = value.func, value.args, value.keywords
-    elif isinstance(value, types.MethodType):
-        parts = value.__func__, getattr(value.__self__, "__dict__", value.__self__)
-    elif isinstance(value, types.FunctionType):
-        parts = value.__module__, value.__qualname__, value.__defaults__, value.__kwdefaults__, _outside(value)
-    elif isinstance(call := getattr(value, "__call__", None), types.MethodType):  # noqa: B004 - an object to call
-        parts = (call,)
-    else:
-        deep = 0
-    return [_carried(part, deep - 1) for part in parts] if deep else os.urandom(SIZE)
-
-
-def _outside(function: types.FunctionType) -> list[Any]:
-    """What a function reads that is defined outside of it: its closure, and values among the globals."""
-    filled = (cell for cell in function.__closure__ or () if cell != types.CellType())  # an empty one raises
-    cells = [cell.cell_contents for cell in filled]
-    named = [function.__globals__.get(name) for name in function.__code__.co_names]
-    return cells + [value for value in named if isinstance(value, (*VALUES, list, dict))]
 
 
 def content_hash(values: Iterable[tuple[str, Any]]) -> bytes:

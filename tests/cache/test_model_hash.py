@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 
+from mmaccel.cache.hook_state import why_incomparable
 from mmaccel.cache.model_hash import model_hash
 from mmaccel.vlm import examples
 
@@ -115,7 +116,7 @@ def test_what_changes_the_keys_of_a_model_makes_another_one(model: torch.nn.Modu
     assert model_hash(model) != before
     steering.remove()
     embedding = model.get_input_embeddings().register_forward_hook({}.setdefault)  # a function without a module
-    assert model_hash(model) != before
+    assert "builtin" in why_incomparable(model)
     embedding.remove()
     counting = model.register_forward_hook(lambda *_: None)  # sees the whole model, and changes no part of it
     assert model_hash(model) == before
@@ -186,10 +187,22 @@ def test_a_global_that_a_hook_reads_tells_models_apart(model: torch.nn.Module, m
     assert model_hash(model) != before
 
 
-@pytest.mark.parametrize("carried", ("object", "itself"))
-def test_what_a_hook_carries_that_cannot_be_compared_is_new_each_time(model: torch.nn.Module, carried: str) -> None:
-    within: list = [object()] if carried == "object" else []
-    if carried == "itself":
+def test_the_code_of_a_hook_tells_models_apart(model: torch.nn.Module) -> None:
+    found = []
+    for hook in (lambda module, args, output: output * 1.5, lambda module, args, output: output * 2):
+        handle = model.model.layers[0].mlp.register_forward_hook(hook)
+        found.append(model_hash(model))
+        handle.remove()
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("carried", ("object", "list", "Linear"))
+def test_a_hook_that_carries_what_cannot_be_compared_is_named(model: torch.nn.Module, carried: str) -> None:
+    within: list = {"object": [object()], "list": [], "Linear": [torch.nn.Linear(2, 2)]}[carried]
+    if carried == "list":
         within.append(within)
+    assert why_incomparable(model) is None
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: within and None)
-    assert model_hash(model) != model_hash(model)
+    assert why_incomparable(model) == f"a hook on model.layers.0.mlp carries what cannot be compared ({carried})"
+    with pytest.raises(TypeError, match=carried):
+        model_hash(model)

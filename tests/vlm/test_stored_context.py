@@ -350,3 +350,21 @@ def test_a_pass_writes_a_token_of_each_text(llama, stored):
     with mmaccel.accelerate(model, stored) as fast:
         fast.generate(**given)
         assert fast.report.tokens == 24 and fast.report.plain_forwards == fast.report.forwards == 6
+
+
+STRANGE = object()
+
+
+def test_beside_a_hook_that_records_nothing_is_stored(stored):
+    model, arguments = examples.llama()
+    layer, kept = model.get_decoder().layers[0], []
+    with mmaccel.accelerate(model, stored) as session:
+        hook = layer.register_forward_hook(lambda module, args, output: kept.append(len(args)))
+        for _ in range(2):
+            session.generate(**asked(arguments, 5))
+            assert context(session)["from_store"] == context(session)["bytes_written"] == 0
+            assert any("hooks on the model changed" in warning for warning in session.report.warnings)
+        hook.remove()
+        layer.register_forward_hook(lambda module, args, output: STRANGE and None)
+        session.generate(**asked(arguments, 5))
+        assert "a hook on" in session.report.warnings[0] and "(object)" in session.report.warnings[0]

@@ -18,7 +18,7 @@ from ..decoder.generation import copies
 from .joining import Joining
 from .parts import Part, parts_of, spans_of
 from .prompt import ContextPrompt, unfit_for_context, why_unstorable
-from .stored_context import StoredContext
+from .stored_context import StoredContext, write
 from .turning import why_unturned
 
 EXAMPLE = """import mmaccel
@@ -141,7 +141,7 @@ class JoinedContext(StoredContext):
         prompt, model = ContextPrompt.of(session.adapter, kwargs), model_hash(session.target)
         seen = written = 0
         for part, shift in parts:
-            states, known, new = self._states(store, model, joining, part)
+            states, known, new = self._states(store, model, session, joining, part)
             first = 0 if part.content or joining.is_exact(part) else self.recomputed
             joining.compute(part.start + first)
             before, stop = joining.cache.get_seq_length(), min(part.stop, prompt.length - 1)
@@ -158,7 +158,9 @@ class JoinedContext(StoredContext):
         session.report.details["context"]["parts"] = len(parts)
         return result
 
-    def _states(self, store: ContextStore, model: str, joining: Joining, part: Part) -> tuple[list[State], bool, int]:
+    def _states(
+        self, store: ContextStore, model: str, session: Session, joining: Joining, part: Part
+    ) -> tuple[list[State], bool, int]:
         """Keys and values of a part alone, whether they come from the store, and the bytes that are new there."""
         key, tokens = joining.hash(part), part.stop - part.start
         found = store.find(model, {key: tokens})
@@ -166,4 +168,4 @@ class JoinedContext(StoredContext):
         if states is not None:
             return states, True, 0
         states = joining.encode(part)
-        return states, False, store.write(model, {key: tokens}, states)
+        return states, False, write(store, model, session, {key: tokens}, states)

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel.cache.argument import CACHE_NAMES
+from mmaccel.cache.hook_state import why_incomparable
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.decoding.setting import mask_of, prompt_ids, setting, why_no_cache
@@ -63,7 +64,7 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     for name in OTHER_READING:
         if setting(model, kwargs, name):
             return f"{name} was given"
-    return why_no_cache(model)
+    return why_no_cache(model) or why_incomparable(model)
 
 
 def _ids(kwargs: dict[str, Any]) -> torch.Tensor | None:

@@ -140,7 +140,7 @@ class StoredContext(Method[Session]):
         written = 0
         is_new = prompt.stops and (entry is None or not entry.stops.keys() >= prompt.stops.keys())
         if is_new and prompt.length - seen >= self.least:
-            written = store.write(model, prompt.stops, _states(cache, max(prompt.stops.values())))
+            written = write(store, model, session, prompt.stops, _states(cache, max(prompt.stops.values())))
             if written and entry is not None and seen == entry.tokens:
                 store.remove(entry)  # the new one holds all of it
         warnings.extend(store.troubles)
@@ -173,6 +173,16 @@ class StoredContext(Method[Session]):
             report.warnings.append(told)
         elif not seen and length < self.least:
             report.warnings.append(f"{self.name} kept nothing: the prompt has fewer than least={self.least} tokens")
+
+
+def write(
+    store: ContextStore, model: str, session: Session, stops: dict[str, int], states: list[tuple[Any, Any]]
+) -> int:
+    """The bytes that are new in the store; none where a hook changed within the call, as one that records does."""
+    if model_hash(session.target) == model:
+        return store.write(model, stops, states)
+    store.troubles.append("nothing was stored: hooks on the model changed within the call")
+    return 0
 
 
 def _states(cache: Any, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
