@@ -251,7 +251,7 @@ def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], at
         asked = private.attention_name(config)
         if asked not in names:
             names[asked] = name = f"mmaccel_{next(_numbers)}"
-            routed = functools.partial(attend, private.attention_function(asked))
+            routed = functools.partial(attend, private.attention_function(asked, module))
             plain = private.attention_name(private.plain_config(config))
             private.register_attention(name, functools.partial(_unless_switched, plain, routed))
             stack.callback(private.unregister_attention, name)

@@ -45,7 +45,7 @@ def own_loop(
 
 
 def for_steps(model: Any) -> AbstractContextManager[None]:
-    """In which the model's own loop makes steps of one token: on a GPU, experts are multiplied otherwise there."""
+    """What the model's own loop enters for its steps of one token: on a GPU, experts are multiplied otherwise there."""
     entered: AbstractContextManager[None] = model._optimize_model_for_decode()
     return entered
 
@@ -222,7 +222,7 @@ def uses_attention_interface(module: torch.nn.Module) -> bool:
 
 def attention_name(config: Any) -> str | None:
     """The attention function that a configuration asks for, such as `"sdpa"`; each layer asks in each pass."""
-    name: str | None = object.__getattribute__(config, "_attn_implementation_internal")  # a tenth of the usual time
+    name: str | None = object.__getattribute__(config, "_attn_implementation_internal")  # past two slow lookups
     return name
 
 

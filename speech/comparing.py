@@ -26,7 +26,7 @@ from .families.adapter import SpeechAdapter
 from .families.weights import names
 from .families.whisper import CONTEXT_FRAMES, WhisperAdapter, shortened
 from .stream.segmenter import Cut, Segmenter
-from .stream.units import joined
+from .stream.units import joined_text
 
 ERRORS = Metric(
     "errors", "word errors", "word error rate against the reference, normalised as leaderboards do", ".1%", False
@@ -203,7 +203,7 @@ class RecognizerTrial(BaseTrial):
 
     def texts(self, output: Transcription) -> list[str]:
         """The text of each recording."""
-        return [joined(map(self.recogniser.text, segments)) for segments in output.tokens]
+        return [joined_text(map(self.recogniser.text, segments)) for segments in output.tokens]
 
 
 def recording(item: Any, number: int) -> tuple[str, torch.Tensor]:

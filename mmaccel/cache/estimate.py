@@ -88,7 +88,7 @@ def _reclaimable() -> int:
 def _left_to_container() -> int:
     """Memory up to the limit of a container; without bound where there is none.
 
-    As above, what is held of files counts as free.
+    What it holds of files counts as free, since Linux gives that up where memory is short.
     """
     try:
         most, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))

@@ -26,7 +26,7 @@ def _asked(model: Any, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def give_cache(model: Any, kwargs: dict[str, Any], cache: Any) -> None:
-    """Put a cache into the arguments of a call that asks for the usual one, if for any: `generate` takes one of both"""
+    """Put a cache into the arguments of a call in place of the name of one: `generate` does not take both."""
     kwargs.pop("past_key_values", None)  # given as None, by its name before transformers 5.24
     kwargs.update(cached(cache))
     if _asked(model, kwargs, "cache_implementation") is not None:

@@ -9,7 +9,7 @@ from mmaccel import private
 
 
 class StepMode:
-    """Set up while passes read one token of each text; wider ones are like prompts.
+    """Keeps that set up while passes read one token of each text; wider ones run as prompts do.
 
     Parameters
     ----------

@@ -96,6 +96,8 @@ def unfit_layers(model: Any, config: Any) -> str | None:
     if not sliding:
         return None
     told = sliding <= {layer.layer_idx for layer in own_attention(model)}
+    if not told and any(private.runs_compiled(module) for module in model.modules()):
+        return "some layers keep a part of the past only, and are compiled with their own masks"
     shares = getattr(config, "num_kv_shared_layers", 0)
     if shares or not told or set(getattr(config, "layer_types", None) or ()) - KINDS:
         return "some layers keep a part of the past only, and take no mask for each token"

@@ -16,9 +16,8 @@ def _filters() -> torch.Tensor:
     places = torch.arange(TAPS + 2, dtype=torch.float64, device="cpu")
     centres = TAPS / 2 + places.new_tensor([0.0, 2 / 3, 4 / 3])
     away = places - centres[:, None]
-    window = torch.i0(BETA * (1 - (away / (TAPS / 2)).clamp(-1, 1) ** 2).sqrt()) / torch.i0(
-        torch.tensor(BETA, device="cpu")
-    )
+    bell = torch.i0(BETA * (1 - (away / (TAPS / 2)).clamp(-1, 1) ** 2).sqrt())
+    window = bell / torch.i0(torch.tensor(BETA, device="cpu"))
     return torch.where(away.abs() <= TAPS / 2, torch.sinc(away) * window, 0.0).float()[:, None]
 
 

@@ -34,9 +34,8 @@ class GrowingConvolutions:
         self._weight = second.weight * norm.weight[:, None]
         self._of_ones = self._weight.sum((1, 2))[:, None]
         self._constant = (second.bias + (second.weight * norm.bias[:, None]).sum((1, 2)))[:, None]
-        self._sums = torch.zeros(
-            2, 0, dtype=torch.float64, device="cpu"
-        )  # of each frame of the first, and of its squares
+        # Of each frame of the first, and of its squares.
+        self._sums = torch.zeros(2, 0, dtype=torch.float64, device="cpu")
         self._second = torch.zeros(encoder.conv2.out_channels, 0, device=encoder.device)
 
     def states(self, samples: torch.Tensor) -> torch.Tensor:

@@ -58,9 +58,8 @@ class NemotronStream:
         self.factor = int(model.config.encoder_config.subsampling_factor)
         extractor = processor.feature_extractor
         self.samples = self._mels = 0
-        self._samples = torch.zeros(
-            extractor.n_fft // 2, device="cpu"
-        )  # half a window of silence, as a centred one begins
+        # Half a window of silence, as a centred one begins.
+        self._samples = torch.zeros(extractor.n_fft // 2, device="cpu")
         self._caches: dict[str, Any] = {}
         self._greedy = TransducerGreedy(model)
 

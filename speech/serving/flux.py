@@ -13,7 +13,7 @@ from mmaccel.serve.sockets import Line
 from ..audio.wav_header import RATES
 from ..stream.events import Eager, Endpoint, Event, Final, Partial, Resumed
 from ..stream.recognizer import StreamingRecognizer
-from ..stream.units import joined
+from ..stream.units import joined_text
 from .deepgram import whole
 from .listening import Listening, asked
 
@@ -96,7 +96,7 @@ class Turns:
         if isinstance(event, Eager):
             return self._spoken("EagerEndOfTurn", event.text, time)
         if isinstance(event, Resumed):
-            return [self._turn("TurnResumed", joined(self._texts), time)]
+            return [self._turn("TurnResumed", joined_text(self._texts), time)]
         return []
 
     def _final(self, final: Final, time: float) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ class Turns:
 
     def _spoken(self, event: str, text: str, time: float) -> list[dict[str, Any]]:
         """A message with the text of the turn so far; the first one begins it."""
-        text = joined([*self._texts, text.strip()])
+        text = joined_text([*self._texts, text.strip()])
         begins = bool(text) and not self._has_begun
         self._has_begun |= begins
         told = [self._turn("StartOfTurn", text, time)] if begins else []

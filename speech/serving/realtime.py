@@ -16,7 +16,7 @@ from mmaccel.serve.sockets import Line
 
 from ..stream.events import Endpoint, Event, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
-from ..stream.units import joined
+from ..stream.units import joined_text
 from .listening import Listening
 from .session_settings import TURNS, SessionSettings
 
@@ -119,7 +119,7 @@ class Conversation:
 
     def _completed(self) -> list[dict[str, Any]]:
         """What ends an item, the rest of its text with it."""
-        text = joined(self._texts)
+        text = joined_text(self._texts)
         told = self._delta(text[len(self._sent) :]) if text.startswith(self._sent) else []
         item = {"item_id": self._item, "previous_item_id": self._before}
         told.insert(0, self.event("input_audio_buffer.committed", **item))

@@ -23,7 +23,7 @@ from ..stream.events import Event, Final
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.subtitles import FORMATS
 from ..stream.transcribe import Transcript, pieces, transcript
-from ..stream.units import joined
+from ..stream.units import joined_text
 from . import deepgram, flux, realtime
 from .session_settings import PROMPT
 
@@ -144,7 +144,7 @@ def _handed_on(events: list[Event], request: Recording) -> Iterator[Event]:
     """Events, of which finals go into the stream of the request too."""
     for event in events:
         if request.pieces is not None and isinstance(event, Final) and event.text:
-            request.pieces.put(joined([request.last, event.text])[len(request.last) :])
+            request.pieces.put(joined_text([request.last, event.text])[len(request.last) :])
             request.last = event.text
         yield event
 

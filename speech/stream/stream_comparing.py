@@ -31,7 +31,7 @@ from ..families.adapter import Encoded
 from .events import Event, Final
 from .recognizer import StreamingRecognizer
 from .stats import StreamStats, quantile
-from .units import joined
+from .units import joined_text
 
 UPDATE, SLOWEST = 0.5, 60.0  # seconds between looks: of the streams, and the most that a stream takes
 CHUNK = RATE // 10  # samples of a push
@@ -104,7 +104,7 @@ class Streamed:
     @property
     def texts(self) -> list[str]:
         """The finals of each stream."""
-        return [joined(event.text for event in events if isinstance(event, Final)) for events in self.events]
+        return [joined_text(event.text for event in events if isinstance(event, Final)) for events in self.events]
 
     @property
     def lag(self) -> float | None:

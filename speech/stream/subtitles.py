@@ -17,7 +17,7 @@ from mmaccel.method import is_count, is_number
 from ..families.adapter import Word
 from .balanced import balanced
 from .events import Final
-from .units import behind, ends_sentence, joined, units
+from .units import behind, ends_sentence, joined_text, units
 
 LONGEST_PAUSE = 1.0  # seconds between words of one subtitle
 
@@ -211,7 +211,7 @@ def to_json(segments: Iterable[Final]) -> str:
     """Text, segments and words with times in seconds."""
     listed = list(segments)
     made: dict[str, Any] = {
-        "text": joined(segment.text for segment in listed),
+        "text": joined_text(segment.text for segment in listed),
         "segments": [_listed(segment) for segment in listed],
     }
     return json.dumps(made, indent=1, ensure_ascii=False) + "\n"

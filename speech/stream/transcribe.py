@@ -20,7 +20,7 @@ from .events import Event, Final
 from .recognizer import StreamingRecognizer
 from .stats import StreamStats
 from .subtitles import SubtitleLayout, write_subtitles
-from .units import joined
+from .units import joined_text
 
 # A bar is drawn for recordings of more than this many seconds, and moves in steps of so many.
 LONG, STEP = 60.0, 5.0
@@ -113,7 +113,7 @@ def transcript(events: list[Event], stats: StreamStats) -> Transcript:
     """Put the finals of a stream together."""
     segments = tuple(event for event in events if isinstance(event, Final))
     words = tuple(word for segment in segments for word in segment.words)
-    return Transcript(joined(segment.text for segment in segments), words, segments, stats)
+    return Transcript(joined_text(segment.text for segment in segments), words, segments, stats)
 
 
 def as_recognizer(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 
-# Chinese, Japanese and Thai, Lao, Khmer, Burmese; Korean puts spaces.
-_NO_SPACES = "\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+# Of Chinese and Japanese, which put no spaces at all; Thai, Lao, Khmer and Burmese put them between phrases.
+_NEVER = "\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_NO_SPACES = rf"{_NEVER}\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 # Behind a character comes what belongs to it: marks, and closing punctuation.
 _UNIT = re.compile(rf"\s*(?:[{_NO_SPACES}][^\s\w]*|[^\s{_NO_SPACES}]+)")
 _UNSPACED = re.compile(f"[{_NO_SPACES}]")
+_SOLID = re.compile(f"[{_NEVER}]")
 _MARKS = re.compile(r"[^\w]+|_")
 # A mark that ends a sentence, with what may close behind it; three dots are one that is broken off.
 _SENTENCE = re.compile(r"(?<!\.\.)[.?!\u3002\uff1f\uff01\u0964\u061f][\"'\u2019\u201d\u00bb\u300d)\]]*\s*$")
@@ -71,16 +73,18 @@ def behind(before: str, unit: str) -> str:
     return f" {unit}" if spaced else unit
 
 
-def joined(texts: Iterable[str]) -> str:
-    """Texts that follow each other, as one; empty ones leave no gap.
+def joined_text(texts: Iterable[str]) -> str:
+    """Texts that follow each other with a pause, as one; empty ones leave no gap.
 
     Examples
     --------
-    >>> joined(["Try again.", "", "Fail."]), joined(["\u4f60\u597d", "\u4e16\u754c\u3002"])
+    >>> joined_text(["Try again.", "", "Fail."]), joined_text(["\u4f60\u597d", "\u4e16\u754c\u3002"])
     ('Try again. Fail.', '\u4f60\u597d\u4e16\u754c\u3002')
     """
     told = [text for text in texts if text.strip()]
-    return "".join(told[:1] + [behind(units(before)[-1], text) for before, text in pairwise(told)])
+    ends = [_SOLID.match(units(text)[-1].strip()) for text in told]
+    gaps = ["" if end or _SOLID.match(text.strip()) else " " for end, text in zip(ends, told[1:], strict=False)]
+    return "".join(gap + text.strip() for gap, text in zip(["", *gaps], told, strict=True))
 
 
 def ends_sentence(text: str) -> bool:

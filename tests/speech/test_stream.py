@@ -735,6 +735,8 @@ def test_finals_without_text_leave_no_gap():
 def test_finals_are_joined_as_their_scripts_are():
     segments = [Final(text, (), 0.0, 1.0) for text in ("\u4f60\u597d", "\u4e16\u754c\u3002", "GPT", "says")]
     assert transcript(segments, StreamStats()).text == "\u4f60\u597d\u4e16\u754c\u3002GPT says"
+    thai = "\u0e44\u0e1b\u0e41\u0e25\u0e49\u0e27", "\u0e21\u0e32"  # phrases have spaces between them
+    assert transcript([Final(text, (), 0.0, 1.0) for text in thai], StreamStats()).text == " ".join(thai)
 
 
 def test_an_async_source():

@@ -71,7 +71,7 @@ class Prompt:
         press.post_init_from_model(self.model)
         for layer, (given, named, output) in zip(self.layers, self.calls, strict=True):
             layer.masked_key_indices = None
-            press.forward_hook(layer, given, {**named, **cached(cache)}, output)
+            press.forward_hook(layer, given, {**named, "past_key_values": cache}, output)
         return cache
 
     @torch.no_grad()

@@ -49,8 +49,8 @@ def restore(kwargs: dict[str, Any], prompt: Prompt, target: Any) -> None:
         if kwargs.get(name):
             kwargs[name] = kind([_restored(part, whole, prompt) for part in kwargs[name]])
     if kwargs.get("prefix_allowed_tokens_fn") is not None:
-        several = (setting(target, kwargs, "num_beams") or 1) == 1  # beams of a prompt are one row to a constraint
-        copies = (setting(target, kwargs, "num_return_sequences") or 1) if several else 1
+        beams = (setting(target, kwargs, "num_beams") or 1) > 1  # which are one row to a constraint
+        copies = 1 if beams else setting(target, kwargs, "num_return_sequences") or 1
         kwargs["prefix_allowed_tokens_fn"] = _constraint(kwargs["prefix_allowed_tokens_fn"], prompt, copies)
 
 

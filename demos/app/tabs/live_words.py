@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmaccel.speech import Event, Final, Partial, write_subtitles
 from mmaccel.speech.stream.subtitles import FORMATS
-from mmaccel.speech.stream.units import joined
+from mmaccel.speech.stream.units import joined_text
 
 LISTENING, SILENT = "Listening: speak now.", "No speech was heard."
 NOTHING = "Words appear here while they are spoken."
@@ -42,7 +42,7 @@ class LiveWords:
     @property
     def text(self) -> str:
         """All finals."""
-        return joined(final.text for final in self.finals)
+        return joined_text(final.text for final in self.finals)
 
     def page(self, over: bool = False) -> str:
         """HTML: finals with their times, then the words that stay, and in grey those that may still change."""

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from mmaccel.cache.argument import cached
 
+from ..generated_text import positions_of
 from ..loop import clock
 from ..matching import Likely
 from ..rollback import record_past
@@ -90,7 +91,14 @@ class Assistant:
     choose
         A token by logits `[V]`, so many tokens after the next one, and how sure it is; the likeliest by default, in
         a sampled text :meth:`mmaccel.decoding.dice.Dice.choose`.
+
+    Attributes
+    ----------
+    costs_a_pass
+        It is not asked where nothing can be drafted.
     """
+
+    costs_a_pass = True
 
     def __init__(
         self, model: Any, cost: AssistantCost, forbidden: Container[int] = (), choose: Chooser = likeliest
@@ -103,6 +111,7 @@ class Assistant:
         self._text: list[int] = []
         self._held: list[int] = []  # tokens in the cache
         self._read = 0  # tokens of the last step
+        self._longest = positions_of(model)
         self._first: int | None = None  # its guess for the next token
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -116,7 +125,7 @@ class Assistant:
 
     def guesses(self, state: State) -> Iterator[Guess]:
         tokens, share = state
-        if not self._text or not self.cost.is_worth(share):
+        if not 0 < len(self._text) + len(tokens) <= self._longest or not self.cost.is_worth(share):
             return
         began = self._now()
         token, probability = self.choose(self._logits([*self._text, *tokens]), len(tokens))

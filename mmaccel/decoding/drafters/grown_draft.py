@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from ..matching import Draft, Verdict
 from .acceptance import Acceptance
-from .assistant import Assistant
 from .pass_cost import PassCost
 from .sources import CONTEXT, Context, Source, State
 
@@ -92,7 +91,7 @@ class GrownDrafter:
 
     def propose(self, most: int) -> Draft:
         """The draft of at most `most` tokens that is worth most."""
-        asked = [most > 0 or not isinstance(source, Assistant) for source in self.sources]  # whose guesses cost a pass
+        asked = [most > 0 or not getattr(source, "costs_a_pass", False) for source in self.sources]
         states = [source.root() if ask else None for ask, source in zip(asked, self.sources, strict=True)]
         self._root = Node(0, -1, 1.0, 0, states)
         self._nodes = self._grown(most)
