@@ -6,10 +6,10 @@ import inspect
 
 import pytest
 import torch
+from draft_models import mistral
 from transformers import DynamicCache, LlamaModel
 
 from mmaccel.cache.argument import CACHE_NAMES, cache_name, cache_of, cached
-from tests.helpers.draft_models import mistral
 
 
 def test_the_name_is_that_of_models_and_of_generate():

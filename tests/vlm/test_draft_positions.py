@@ -6,13 +6,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 import mmaccel
 from mmaccel.decoding.generated_text import positions_of
-from mmaccel.vlm import FusedDraft, examples
+from mmaccel.vlm import FusedDraft, ModelDraft, examples
 
 SIZES = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
-def gpt2():
-    return GPT2LMHeadModel(GPT2Config(n_positions=40, n_embd=32, n_layer=2, n_head=4, **SIZES))
+def gpt2(positions=40):
+    return GPT2LMHeadModel(GPT2Config(n_positions=positions, n_embd=32, n_layer=2, n_head=4, **SIZES))
 
 
 def opt():
@@ -41,3 +41,13 @@ def test_drafts_end_with_the_positions_of_a_model(build, embedded):
 
 def test_rotary_positions_have_no_end():
     assert positions_of(examples.llama()[0]) > 2**40 and positions_of(gpt2()) == 40
+
+
+def test_an_assistant_with_fewer_positions_is_not_asked_beyond_them():
+    torch.manual_seed(0)
+    model, assistant, ids = gpt2(80).eval(), gpt2().eval(), torch.arange(5, 10).repeat(6)[None]
+    given = {"input_ids": ids, "max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, ModelDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**given, assistant_model=assistant), plain)
+        assert not fast.report.warnings

@@ -10,7 +10,7 @@ from torch.nn import functional
 import mmaccel
 from mmaccel import kernels
 from mmaccel.decoding import pass_attention
-from mmaccel.decoding.windows import own_attention
+from mmaccel.decoding.windows import own_attention, unfit_layers
 from mmaccel.demos.families import visual_models
 from mmaccel.vlm import SuffixDecoding, TokenRecycling, examples, visual_examples
 
@@ -142,3 +142,10 @@ def test_layers_that_are_compiled_are_left_alone():
         assert [layer.layer_idx for layer in own_attention(model)] == [1, 2]
     model.compile(backend="eager")
     assert not own_attention(model)
+
+
+def test_windows_of_compiled_layers_are_refused_by_that_name():
+    model = mistral()
+    assert unfit_layers(model, model.config) is None
+    model.model.layers[0].compile(backend="eager")
+    assert "are compiled with their own masks" in unfit_layers(model, model.config)
