@@ -100,10 +100,10 @@ class BlockDecoder(Follower):
         cached = isinstance(self.prefix, KeptPrefix) and self.exact
         report.exact = self.exact and not (cached and self.length != own)
         if self.length != own:
-            inexact = "; a cache of what stands before a block is not exact so" if cached else ""
+            inexact = ". With other blocks a cache is not exact" if cached else ""
             report.warnings.append(
-                f"the model fills blocks of {own}, this call of {self.length}: give block_length={own}, or the pipeline"
-                f" a {type(self.scheduler).__name__}(block_length={own}){inexact}"
+                f"the model fills blocks of {own}, and this call has blocks of {self.length}: pass block_length={own},"
+                f" or set it in the scheduler{inexact}"
             )
 
     def _fill(self) -> None:

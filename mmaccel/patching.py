@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from . import private
-from .forwards import BELOW_HOOK, FORWARD, diffusers_hooks, forward_place
+from .forwards import BELOW_HOOK, FORWARD, forward_place, forward_places
 from .session import Session
 
 # `(original, kwargs) -> result`: what a method does in place of a call of `generate`, its arguments by name
@@ -86,9 +86,8 @@ class Wrapped:
         self.live = False
         self._leave(self.owner, self.name)
         if self.name == FORWARD:  # which hooks move as they come and go, in off-loaded pipelines each call
-            self._leave(self.owner, BELOW_HOOK)
-            for _, hook in diffusers_hooks(self.owner):
-                self._leave(hook, FORWARD)
+            for holder, name in forward_places(self.owner):
+                self._leave(holder, name)
 
     def _leave(self, holder: Any, name: str) -> None:
         above = vars(holder).get(name)

@@ -93,10 +93,13 @@ class VideoCommand(Command):
         add_clip(parser)
 
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
+        from . import generation
+
         if not arguments.prompt.strip():
             raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
         settings = settings_of(arguments)
         pipe, _ = self.open(arguments)
+        generation.check_settings(pipe, settings)
         pipe.set_progress_bar_config(disable=True)
         return pipe, {"prompt": arguments.prompt, "output_type": "pil", **settings.arguments()}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,10 +23,8 @@ from .families.adapter import DiffusionTransformerAdapter, has_masks
 from .steps import warn
 
 SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save the `audio` it returns"
-
-
 OURS = ("generator", "output_type")  # arguments of every call
-ARGUMENTS = {  # of the pipeline's call, by the setting
+ARGUMENT_OF = {  # in the pipeline's call, by the setting
     "steps": "num_inference_steps",
     "guidance": "guidance_scale",
     "frames": "num_frames",
@@ -61,7 +60,7 @@ class VideoSettings:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of the pipeline's call."""
-        given = {name: getattr(self, setting) for setting, name in ARGUMENTS.items()}
+        given = {name: getattr(self, setting) for setting, name in ARGUMENT_OF.items()}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -98,8 +97,19 @@ def check_places(pipe: Any, settings: VideoSettings) -> None:
             raise SettingError(f"{name}={getattr(settings, name)}: {type(pipe).__name__} makes at most {limit}")
 
 
-def check_arguments(pipe: Any, given: Collection[str] = ("prompt",)) -> None:
+def check_settings(pipe: Any, settings: VideoSettings, more: Collection[str] = ()) -> None:
+    """Refuse a call with these settings, and `more` arguments, that a pipeline does not have or that do not fit it."""
+    typed = {name: setting for setting, name in ARGUMENT_OF.items()}
+    check_arguments(pipe, ("prompt", *settings.arguments(), *more), typed)
+    check_places(pipe, settings)
+
+
+def check_arguments(
+    pipe: Any, given: Collection[str] = ("prompt",), typed: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Refuse a call with these arguments, where others are needed too or one of them is not taken.
+
+    Of an argument that came from something else that the user typed, `typed` says what.
 
     Raises
     ------
@@ -118,8 +128,7 @@ def check_arguments(pipe: Any, given: Collection[str] = ("prompt",)) -> None:
     if foreign == "prompt":
         raise UnsupportedTargetError(f"{kind} takes no prompt: call it in Python, with mmaccel.accelerate(pipe, ...)")
     if foreign:
-        setting = {name: setting for setting, name in ARGUMENTS.items()}.get(foreign, foreign)
-        raise SettingError(f"{kind} takes no {foreign}=: leave out {setting}")
+        raise SettingError(f"{kind} takes no {foreign}=: leave out {typed.get(foreign, foreign)}")
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
@@ -189,8 +198,7 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
     if not prompt.strip():
         raise PromptError("the prompt is empty: describe the clip, such as 'rocket moves up'")
     pipe, arguments = target.target if isinstance(target, Session) else target, settings.arguments()
-    check_arguments(pipe, ("prompt", *arguments, *more))
-    check_places(pipe, settings)
+    check_settings(pipe, settings, more)
     generator = torch.Generator().manual_seed(settings.seed)
     began = time.perf_counter()
     try:

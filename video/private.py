@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import ConflictError
-from mmaccel.forwards import REGISTRY
+from mmaccel.forwards import REGISTRY, diffusers_hooks
 
 CHILDREN = "_child_registries_cache"
 CONFIG = "_cache_config"
@@ -74,10 +74,10 @@ def knows_attention(denoiser: torch.nn.Module, places: tuple[str, ...]) -> bool:
     return any(re.search(place, name) for place in places for name in names)
 
 
-def moves_together(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Whether diffusers' group offloading has two modules in one group, whose first one brings the weights of all."""
-    hook, same = (_hooks(module).get(GROUPED) for module in (one, other))
-    return hook is not None and same is not None and hook.group is same.group
+def bringing(module: torch.nn.Module) -> Any:
+    """The module of its group that brings its weights before its own forward, in diffusers' group offloading."""
+    hook = diffusers_hooks(module).get(GROUPED)
+    return None if hook is None else hook.group.onload_leader
 
 
 class Hooks:
@@ -99,7 +99,7 @@ class Hooks:
     def __init__(self, denoiser: torch.nn.Module, apply: Callable[[Any], Any]) -> None:
         self.denoiser = denoiser
         self.before = {module: {"forward", REGISTRY} & vars(module).keys() for module in denoiser.modules()}
-        self.known = {module: set(_hooks(module)) for module in self.before}
+        self.known = {module: set(diffusers_hooks(module)) for module in self.before}
         self.hooks: list[Any] = []
         self.outer: list[Any] = []
         self.kept: dict[str, list[Any]] = {}
@@ -109,7 +109,7 @@ class Hooks:
             self.remove()
             raise
         for module, names in self.known.items():
-            added = [hook for name, hook in _hooks(module).items() if name not in names]
+            added = [hook for name, hook in diffusers_hooks(module).items() if name not in names]
             (self.outer if module is denoiser else self.hooks).extend(added)
         self._take_off(denoiser)
         _stale(denoiser)
@@ -158,16 +158,11 @@ class Hooks:
             yield from (value for value in vars(hook).values() if isinstance(value, StateManager))
 
     def _take_off(self, module: torch.nn.Module) -> None:
-        for name in set(_hooks(module)) - self.known[module]:
+        for name in set(diffusers_hooks(module)) - self.known[module]:
             vars(module)[REGISTRY].remove_hook(name, recurse=False)
         for name in ("forward", REGISTRY):
             if name in vars(module) and name not in self.before[module]:
                 delattr(module, name)
-
-
-def _hooks(module: torch.nn.Module) -> dict[str, Any]:
-    registry = vars(module).get(REGISTRY)
-    return {} if registry is None else registry.hooks
 
 
 def _stale(denoiser: torch.nn.Module) -> None:

@@ -74,7 +74,8 @@ def timestep_of(scheduler: Any, run: SamplerRun) -> float:
     if config.get("invert_sigmas"):  # Mochi's levels rise
         level = 1 - level
     if run.frames or trained is None or is_flow(scheduler):
-        return TRAINED * (level / (1 + level) if max(run.levels) > 1 else level)
+        is_share = max(run.levels) < 2  # in float32 the first may be a little above 1
+        return TRAINED * (min(level, 1.0) if is_share else level / (1 + level))
     if sigmas is not None and float(scheduler.timesteps.abs().max()) < 2:
         sigma = float(sigmas[run.step])
         return TRAINED * sigma / (1 + sigma)

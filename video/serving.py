@@ -18,7 +18,7 @@ from mmaccel.files import clips
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
 from .families.rates import rate_of
-from .generation import VideoSettings, check_arguments, check_memory, check_places, film, on_step_end
+from .generation import VideoSettings, check_memory, check_settings, film, on_step_end
 
 PROMPT = 4_000  # characters
 NUMBERS = ("seconds", "seed", "steps", "guidance", "frames")  # texts in a form
@@ -42,7 +42,6 @@ class VideoEndpoint(Endpoint[Filming]):
     def __init__(self, name: str, opened: Any, target: Any) -> None:
         super().__init__(name, opened, target)
         clips.check_format(Path("clip.mp4"))
-        check_arguments(opened)
         opened.set_progress_bar_config(disable=True)
         self.rate = rate_of(opened)
 
@@ -66,8 +65,7 @@ class VideoEndpoint(Endpoint[Filming]):
         )
         fields.end()
         check_memory(settings)
-        check_arguments(self.opened, ("prompt", *settings.arguments()))
-        check_places(self.opened, settings)
+        check_settings(self.opened, settings)
         return Filming(prompt=prompt, settings=settings)
 
     def answer(self, requests: list[Filming]) -> list[bytes]:

@@ -23,7 +23,7 @@ from mmaccel.report import Report
 from mmaccel.stepping.run import SamplerRun
 
 from .families.adapter import END, PipelineSession
-from .families.compiled import refuse_compiled_later
+from .families.compiled import AGAIN, refuse_compiled_later
 from .families.families import arguments, latents_of
 from .samplers import first_step, levels_of, made_steps, step_names
 
@@ -257,7 +257,7 @@ class Follower:
         """Why steps were not followed."""
         changed = "pipe.scheduler" if self.is_swapped else "" if self.passes else "its transformer"
         if changed:
-            return f"{changed} was changed after accelerate(): remove() the session, and call accelerate() again"
+            return f"{changed} was changed {AGAIN}"
         name = type(self.session.target).__name__
         if self.is_full and self.steps:
             return f"{name} makes more than {MOST_BRANCHES} passes in a step"

@@ -268,16 +268,19 @@ def test_a_cache_is_not_called_exact_with_other_blocks_than_the_model_s(length):
     pipe, arguments = examples.block_causal()
     with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
         run(fast, arguments, block_length=length)
-        assert not fast.report.exact and f"give block_length={examples.BLOCK}" in fast.report.warnings[0]
+        assert not fast.report.exact and f"pass block_length={examples.BLOCK}" in fast.report.warnings[0]
         run(fast, arguments)
         assert fast.report.exact and not fast.report.warnings
     with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
         plain = run(pipe, arguments, block_length=length)
         assert torch.equal(run(fast, arguments, block_length=length), plain) and fast.report.exact
-        assert f"give block_length={examples.BLOCK}" in fast.report.warnings[0]
+        assert f"pass block_length={examples.BLOCK}" in fast.report.warnings[0]
     with mmaccel.accelerate(pipe, canvas.FactorCommit()) as fast:
         run(fast, arguments, block_length=length)
-        assert f"the model fills blocks of {examples.BLOCK}, this call of {length}" in fast.report.warnings[0]
+        assert (
+            f"the model fills blocks of {examples.BLOCK}, and this call has blocks of {length}"
+            in fast.report.warnings[0]
+        )
 
 
 @pytest.mark.parametrize("build", BUILDS)

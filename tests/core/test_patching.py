@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from diffusers import hooks
 
 from mmaccel import private
 from mmaccel.adapter import Adapter
@@ -17,6 +18,7 @@ from mmaccel.errors import ActiveSessionError
 from mmaccel.forwards import BELOW_HOOK
 from mmaccel.method import Method
 from mmaccel.patching import (
+    Wrapped,
     attention_layers,
     hook,
     intercept_attention,
@@ -105,6 +107,20 @@ def test_a_wrapped_forward_outlives_hooks_of_accelerate(at_first, at_the_end):
     assert torch.equal(module(x), plain) and hasattr(module, "_hf_hook") == at_the_end
     remove_hook_from_module(module)
     assert vars(module).get("forward", module.forward).__func__ is torch.nn.Linear.forward
+
+
+def test_a_hook_of_diffusers_that_answers_itself_gets_the_original_back():
+    """As those of its caches and its guiders, put on while a session was active."""
+    module, stack, x = torch.nn.Linear(2, 2), ExitStack(), torch.ones(1, 2)
+    plain, doubling = module(x), hooks.ModelHook()
+    doubling.new_forward = lambda module, x: 2 * doubling.fn_ref.original_forward(x)
+    wrap_forward(stack, module, lambda original, x: original(x) + 1)
+    hooks.HookRegistry.check_if_exists_or_initialize(module).register_hook(doubling, "doubles")
+    assert torch.equal(module(x), 2 * plain + 2)
+    stack.close()
+    assert torch.equal(module(x), 2 * plain) and not isinstance(doubling.fn_ref.original_forward, Wrapped)
+    module._diffusers_hook.remove_hook("doubles")
+    assert torch.equal(module(x), plain) and not isinstance(module.forward, Wrapped)
 
 
 def test_a_copy_made_while_attention_is_routed_is_plain():

@@ -490,6 +490,8 @@ def test_a_trial_says_what_it_cannot_do():
     assert "does not say how many steps" in trial_of(pipe).no_simple
     with pytest.raises(SettingError, match="WanPipeline takes no num_frame=: leave out num_frame"):
         trial_of(pipe, num_frame=9).run(pipe, 0)
+    with pytest.raises(SettingError, match="Still takes no num_frames=: leave out num_frames"):
+        generation.check_arguments(Still(), ("prompt", "num_frames"))
     with pytest.raises(UnsupportedTargetError, match="WanTransformer3DModel makes no clip by itself"):
         trial_of(pipe.transformer)
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mmaccel.cli import main as cli
-from mmaccel.errors import PromptError
+from mmaccel.errors import PromptError, SettingError
 from mmaccel.files import clips
 from mmaccel.session import Session
 from mmaccel.video import examples, generation, quality
@@ -132,6 +132,13 @@ def test_compare_and_tune_make_the_call_of_a_run(filmed):
     with pytest.raises(PromptError, match="empty"):
         VideoCommand().prepare(words)
     assert filmed.loaded == 1
+
+
+def test_a_setting_that_the_pipeline_does_not_have_has_its_own_name_in_compare_too(filmed, monkeypatch):
+    monkeypatch.setattr(type(filmed.pipe), "__call__", lambda self, prompt=None, output_type="pil": None)
+    words = cli.build_parser().parse_args(["compare", "video", "red heart", "--frames", "9"])
+    with pytest.raises(SettingError, match="takes no num_frames=: leave out frames"):
+        VideoCommand().prepare(words)
 
 
 @pytest.mark.parametrize("command", ("run", "compare", "tune", "batch", "serve"))

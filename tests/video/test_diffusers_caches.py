@@ -314,6 +314,7 @@ def flow(sigmas, sizes=None, **settings):
         flow(torch.linspace(1, 1 / 30, 30).tolist(), num_train_timesteps=1),  # ACE-Step's
         flow(torch.linspace(0, 1, 30), {"sigma_max": 80.0, "sigma_min": 0.002}, use_karras_sigmas=True),  # Cosmos 2's
         diffusers.FlowMatchEulerDiscreteScheduler(shift=3),
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=1.32),  # in float32 its first level is a little above 1
         diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
         diffusers.DDIMScheduler(),
         diffusers.EDMEulerScheduler(),

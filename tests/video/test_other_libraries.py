@@ -1,6 +1,7 @@
 """What users put on a transformer beside mmaccel: torch.compile, LoRA by peft, offloading by accelerate."""
 
-import diffusion_loop as loop
+import copy
+
 import pytest
 import torch
 from accelerate.hooks import CpuOffload, add_hook_to_module, remove_hook_from_module
@@ -200,16 +201,25 @@ def test_a_transformer_that_changes_below_sparse_attention_is_said(wan):
         assert not any("set_attention_backend" in warning for warning in fast.report.warnings)
 
 
-SKIPPING = (video.BlockCache(1e6, last=1), video.TokenCache(0.5, fractions=(1.0, 0.0, 1.0)))
+def grouped(count, **more):
+    """A pipeline of four blocks that are off-loaded so many at a time."""
+    pipe, arguments = examples.wan_pipeline()
+    pipe.transformer.blocks.extend(copy.deepcopy(pipe.transformer.blocks))
+    pipe.transformer.enable_group_offload(CPU, CPU, "block_level", num_blocks_per_group=count, **more)
+    return pipe, arguments(1, steps=12)
+
+
+SKIPPING = (video.BlockCache(1e6, last=1), video.TokenCache(0.5, fractions=(1.0, 0.0, 0.0, 1.0)))
 
 
 @pytest.mark.parametrize("method", SKIPPING, ids=str)
-def test_a_block_that_brings_the_weights_of_the_next_is_not_left_out(method):
-    pipe, _, _ = loop.pipeline("WanTransformer3DModel")
-    pipe.transformer.enable_group_offload(CPU, CPU, "block_level", num_blocks_per_group=3)
+def test_a_block_that_brings_the_weights_of_others_is_not_left_out(method, tmp_path):
+    """The first of each group does; off-loaded to a file, weights that it does not bring are not there."""
+    pipe, call = grouped(2)
     with pytest.raises(SettingError, match="num_blocks_per_group=1"):
         mmaccel.accelerate(pipe, method)
-    mmaccel.accelerate(pipe, video.BlockCache(1e6)).remove()
-    pipe.transformer._diffusers_hook.remove_hook("group_offloading")
-    pipe.transformer.enable_group_offload(CPU, CPU, "block_level", num_blocks_per_group=1)
-    mmaccel.accelerate(pipe, method).remove()
+    pipe, call = grouped(1)
+    expected = fast_run(pipe, call, method)[0]
+    pipe, call = grouped(4, offload_to_disk_path=str(tmp_path))
+    output, report = fast_run(pipe, call, method)
+    assert torch.equal(output, expected) and report.engaged

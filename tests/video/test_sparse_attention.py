@@ -1,6 +1,7 @@
 """Sparse attention in diffusion transformers: what the contract does not see."""
 
 import copy
+import functools
 from types import SimpleNamespace
 
 import diffusion_loop as loop
@@ -223,6 +224,20 @@ def test_attention_of_another_kernel_stays_as_it_is_and_the_report_says_so(monke
         assert not fast.report.engaged and 'set_attention_backend("native")' in str(fast.report)
 
 
+@pytest.mark.parametrize("policy", ("pooled_top_p", "sparge"))
+def test_blocks_are_chosen_by_the_scale_of_the_model(policy):
+    """Which rows need many blocks depends on it."""
+    attention, _ = attention_of(policy=policy)
+    query = torch.randn(1, 2, 512, 24, generator=torch.Generator().manual_seed(0))
+    found = attention(F.scaled_dot_product_attention, query, query, query, scale=7.0)
+    choose = functools.partial(policies.PREFILL[policy], query, query, budget=0.5, causal=False)
+    by_scale, usual = (
+        mmaccel.kernels.block_sparse_attention(query, query, query, plan, scale=7.0)[0]
+        for plan in (choose(scale=7.0), choose())
+    )
+    assert torch.equal(found, by_scale) and not torch.equal(found, usual)
+
+
 def test_the_scale_of_the_model_is_kept():
     attention, report = attention_of(budget=0.9999)
     query, key, value = torch.randn(3, 1, 2, 256, 24)
@@ -261,7 +276,7 @@ def test_whether_top_k_pays_is_known_before_it_chooses(monkeypatch, budget, leng
     attention(F.scaled_dot_product_attention, query, query, query)
     monkeypatch.undo()
     attention, _ = attention_of(budget=budget)
-    assert told == [attention._chosen(query, query)[1].density] and report.keys == report.plain_keys
+    assert told == [attention._chosen(query, query, None)[1].density] and report.keys == report.plain_keys
 
 
 @pytest.mark.parametrize("policy", module.BLOCK_POLICIES)
@@ -271,7 +286,7 @@ def test_policies_by_content_get_the_budget_and_are_not_causal(policy, monkeypat
     attention, _ = attention_of(policy=policy, budget=0.4)
     query = torch.randn(1, 2, 256, 24)
     attention(F.scaled_dot_product_attention, query, query, query)
-    assert asked == [{"budget": 0.4, "causal": False, "block_m": 64, "block_n": 64}]
+    assert asked == [{"budget": 0.4, "causal": False, "block_m": 64, "block_n": 64, "scale": None}]
 
 
 def test_places_are_those_of_the_call():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from ..caches.step_cache import CacheStepper
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import Family, arguments, family_of
-from ..private import moves_together
+from ..private import bringing
 from ..steps import Forward
 
 Streams = dict[str, Any]
@@ -122,9 +121,10 @@ def check_families(adapter: DiffusionTransformerAdapter, method: str) -> list[tu
 
 
 def refuse_grouped(method: str, blocks: Iterable[torch.nn.Module], skips: Iterable[bool]) -> None:
-    """Raise a `SettingError` if a block may be left out with which the weights of the next one are brought."""
-    for (block, is_left_out), (after, also) in itertools.pairwise(zip(blocks, skips, strict=True)):
-        if is_left_out and not also and moves_together(block, after):
+    """Raise a `SettingError` if a block may be left out that brings the weights of one that runs."""
+    left_out = dict(zip(blocks, skips, strict=True))
+    for block, is_left_out in left_out.items():
+        if not is_left_out and left_out.get(bringing(block)):
             raise SettingError(
                 f"{method} leaves out blocks of {type(block).__name__}, and group offloading brings the weights of"
                 " those behind with theirs: enable_group_offload(..., num_blocks_per_group=1)"

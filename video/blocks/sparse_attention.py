@@ -27,7 +27,7 @@ from ..families.adapter import (
     PipelineSession,
     token_grid,
 )
-from ..families.compiled import refuse_compiled
+from ..families.compiled import AGAIN, refuse_compiled
 from ..families.families import FAMILIES, arguments
 from ..steps import warn
 
@@ -41,7 +41,7 @@ UNSEEN = (
     "no self-attention went through torch's scaled_dot_product_attention: linear attention stays as it is, and where"
     ' another kernel attends, call pipe.transformer.set_attention_backend("native") first'
 )
-CHANGED = "its transformer was changed after accelerate(): remove() the session, and call accelerate() again"
+CHANGED = f"its transformer was changed {AGAIN}"
 UNPLACED = "a call did not tell where tokens lie, and its attention stayed dense: use policy='pooled_top_k'"
 Grid = tuple[int, int, int]
 
@@ -172,7 +172,7 @@ class _Attention:
         fits = alike and attn_mask is None and not dropout_p and not is_causal and length >= self.method.min_length
         if alike and attn_mask is not None and length >= self.method.min_length:
             warn(self.session.report, f"attention with a mask stayed dense, over {length} tokens")
-        order, plan = self._chosen(query, key) if fits else (None, None)
+        order, plan = self._chosen(query, key, scale) if fits else (None, None)
         if plan is None:
             if alike:
                 self._count(query, length * length)
@@ -185,14 +185,16 @@ class _Attention:
         self._count(query, round(plan.density * length * length))
         return output if order is None else output[:, :, order.argsort()]
 
-    def _chosen(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor | None, BlockPlan | None]:
+    def _chosen(
+        self, query: torch.Tensor, key: torch.Tensor, scale: float | None
+    ) -> tuple[torch.Tensor | None, BlockPlan | None]:
         """Blocks that pay; a policy that keeps the same share of every row is only asked where that share does."""
         nothing = None, None
         if self.method.policy == "pooled_top_k":
             blocks = -(-query.shape[2] // BLOCK)
             share = blocks_of_row(blocks, self.method.budget) / blocks
-            return self._plan(query, key) if self._pays(share, query) else nothing
-        order, plan = self._plan(query, key)
+            return self._plan(query, key, scale) if self._pays(share, query) else nothing
+        order, plan = self._plan(query, key, scale)
         return (order, plan) if plan is not None and self._pays(plan.density, query) else nothing
 
     def _pays(self, density: float, query: torch.Tensor) -> bool:
@@ -203,11 +205,14 @@ class _Attention:
         warn(self.session.report, f"dense attention ran where it is faster on this machine: the policy kept {kept}")
         return False
 
-    def _plan(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor | None, BlockPlan | None]:
+    def _plan(
+        self, query: torch.Tensor, key: torch.Tensor, scale: float | None
+    ) -> tuple[torch.Tensor | None, BlockPlan | None]:
         method = self.method
         if method.policy in BLOCK_POLICIES:
             choose = policies.PREFILL[method.policy]
-            return None, choose(query, key, budget=method.budget, causal=False, block_m=BLOCK, block_n=BLOCK)
+            size = {"block_m": BLOCK, "block_n": BLOCK}
+            return None, choose(query, key, budget=method.budget, causal=False, scale=scale, **size)
         if self.grid is None or self.grid[0] * self.grid[1] * self.grid[2] != query.shape[2]:
             warn(self.session.report, UNPLACED)
             return None, None

@@ -17,6 +17,18 @@ from ..families.compiled import refuse_compiled
 from ..families.families import FAMILIES, Family, divisible_family
 
 Forward = Callable[..., Any]
+READS = (
+    "tokens cannot be chosen where a transformer attends to keys and values of given pictures too, as that of"
+    " GLM-Image: leave the pictures out, or choose whole steps with video.HeterogeneousSteps()"
+)
+TWICE = (
+    "tokens cannot be chosen where attention has a second part, as with an IP-Adapter or perturbed attention guidance"
+    " (PAG): leave it out, or choose whole steps with video.HeterogeneousSteps()"
+)
+UNSEEN = (
+    "tokens are chosen within torch's scaled_dot_product_attention, and this transformer attends with another kernel:"
+    ' call pipe.transformer.set_attention_backend("native") first'
+)
 KINDS = {"native": (None, None), "fp8": (torch.float8_e4m3fn, None), "cpu": (None, "cpu")}
 # arguments of blocks that may have an entry per token, with the axis of the tokens where there are two
 _PER_TOKEN = {"rotary_emb": 0, "image_rotary_emb": 0, "freqs_cis": 0, "temb": 0, "timestep": 0, "modulate_index": 1}
@@ -106,11 +118,7 @@ class KeysValues:
             attends twice.
         """
         if getattr(kwargs.get("kv_cache"), "mode", None) == "read":
-            raise UnsupportedTargetError(
-                "tokens cannot be chosen where a transformer attends to keys and values of given pictures too, as that"
-                " of GLM-Image: leave the pictures out, or choose whole steps with video.HeterogeneousSteps()"
-            )
-
+            raise UnsupportedTargetError(READS)
         calls = 0
 
         def attention(
@@ -119,10 +127,7 @@ class KeysValues:
             nonlocal calls
             calls += 1
             if calls > 1:
-                raise UnsupportedTargetError(
-                    "tokens cannot be chosen where attention has a second part, as with an IP-Adapter or perturbed"
-                    " attention guidance (PAG): leave it out, or choose whole steps with video.HeterogeneousSteps()"
-                )
+                raise UnsupportedTargetError(TWICE)
             key, value = self.cache.write(layer, key, value, branch, None if subset is None else subset.places)
             if more.get("attn_mask") is not None:
                 if subset is None:
@@ -134,10 +139,7 @@ class KeysValues:
         with AttentionMode(attention):
             output = forward(*args, **kwargs)
         if not calls:
-            raise UnsupportedTargetError(
-                "tokens are chosen within torch's scaled_dot_product_attention, and this transformer attends with"
-                ' another kernel: call pipe.transformer.set_attention_backend("native") first'
-            )
+            raise UnsupportedTargetError(UNSEEN)
         return output
 
     def reset(self) -> None:

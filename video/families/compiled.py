@@ -9,6 +9,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import Wrapped
 
 BLOCKS = "compile its blocks instead, with compile_repeated_blocks()"
+AGAIN = "after accelerate(): remove() the session, and call accelerate() again"  # where a model was changed
 
 
 def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None:
@@ -41,6 +42,5 @@ def refuse_compiled_later(*modules: torch.nn.Module) -> None:
     for module in modules:
         if private.is_compiled(module) and not isinstance(vars(module)[private.COMPILED_CALL], Wrapped):
             raise UnsupportedTargetError(
-                f"{type(module).__name__} was compiled after accelerate(): remove() the session, and call accelerate()"
-                " again, so that only the model's own code is compiled"
+                f"{type(module).__name__} was compiled {AGAIN}, so that only the model's own code is compiled"
             )

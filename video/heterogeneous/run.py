@@ -124,10 +124,12 @@ class HeterogeneousRun(Stepper):
         if self._is_short(steps):
             adapter = self.session.adapter
             place = adapter.place(adapter.denoisers()[0])
-            sparse = ", of long clips video.SparseAttention(budget=0.1) too" if adapter.family in TRANSFORMERS else ""
+            sparse = (
+                ", or take video.SparseAttention(budget=0.1) for long clips" if adapter.family in TRANSFORMERS else ""
+            )
             self.warn(
-                f"{steps} steps are too few to forecast any, so all are computed: {place}.compile() saves time within a"
-                f" step{sparse} (warmup=1 forecasts all the same)"
+                f"{steps} steps are too few to forecast any, so all are computed: to save time within a step, remove()"
+                f" the session and call {place}.compile() before accelerate(){sparse} (warmup=1 forecasts all the same)"
             )
             return
         if method.correct and self.allocation.replay is None:
