@@ -6,8 +6,9 @@ import enum
 import functools
 import logging
 import pathlib
+import sysconfig
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from mmaccel import private
 
 DEEP = 8  # how far is followed what a hook carries
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, enum.Enum, pathlib.PurePath)
-VALUES = (torch.Tensor, np.ndarray, *PLAIN)
-# Globals that a function reads and that stay what they are.
-FIXED = (types.ModuleType, type, types.BuiltinFunctionType, logging.Logger)
+VALUES = (torch.Tensor, np.ndarray, np.generic, *PLAIN)
+FIXED = (types.ModuleType, type, types.EllipsisType, logging.Logger)  # which compute what their names say
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 def why_incomparable(model: torch.nn.Module) -> str | None:
@@ -43,7 +44,7 @@ def hook_state(value: Any, deep: int = DEEP) -> Any:
     """A hook, or what one carries, as lists of values that can be hashed.
 
     The code of functions counts, and with what they were made: arguments of partials, defaults, closures, attributes of
-    objects, and the globals that they read.
+    objects, and the globals that they read; of functions of installed packages their names, defaults and closures.
 
     Raises
     ------
@@ -52,6 +53,8 @@ def hook_state(value: Any, deep: int = DEEP) -> Any:
     """
     if isinstance(value, VALUES):
         return value
+    if isinstance(value, FIXED) or isinstance(getattr(value, "__self__", None), types.ModuleType):
+        return f"{getattr(value, '__module__', None)} {getattr(value, '__qualname__', value)}"
     parts = _parts(value)
     if parts is None or not deep:
         raise TypeError(type(value).__name__)
@@ -71,15 +74,19 @@ def _parts(value: Any) -> Iterable[Any] | None:
     if isinstance(value, types.MethodType):
         return value.__func__, getattr(value.__self__, "__dict__", value.__self__)
     if isinstance(value, types.FunctionType):
-        return value.__module__, value.__code__, value.__defaults__, value.__kwdefaults__, _outside(value)
+        return value.__module__, value.__qualname__, value.__defaults__, value.__kwdefaults__, *_within(value)
     if isinstance(value, types.CodeType):
-        return value.co_qualname, value.co_code, value.co_names, value.co_consts
+        return value.co_code, value.co_names, value.co_consts
+    if hasattr(value, "__wrapped__"):  # such as a function that remembers its results
+        return (value.__wrapped__,)
     call = None if isinstance(value, torch.nn.Module) else getattr(value, "__call__", None)  # noqa: B004
     return (call,) if isinstance(call, types.MethodType) else None
 
 
-def _outside(function: types.FunctionType) -> list[Any]:
-    """What a function reads that is defined outside of it: its closure, and globals."""
-    filled = (cell for cell in function.__closure__ or () if cell != types.CellType())  # an empty one raises
-    named = (function.__globals__.get(name) for name in function.__code__.co_names)
-    return [*(cell.cell_contents for cell in filled), *(value for value in named if not isinstance(value, FIXED))]
+def _within(function: types.FunctionType) -> Iterator[Any]:
+    """The closure of a function, and where it is of no package its code and the globals that this reads."""
+    yield [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]  # an empty one raises
+    code = function.__code__
+    if not code.co_filename.startswith(INSTALLED):
+        yield code
+        yield [function.__globals__.get(name) for name in code.co_names]

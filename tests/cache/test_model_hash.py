@@ -3,8 +3,10 @@
 import copy
 import functools
 
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from mmaccel.cache.hook_state import why_incomparable
 from mmaccel.cache.model_hash import model_hash
@@ -194,6 +196,31 @@ def test_the_code_of_a_hook_tells_models_apart(model: torch.nn.Module) -> None:
         found.append(model_hash(model))
         handle.remove()
     assert found[0] != found[1]
+
+
+@functools.cache
+def remembered(size: int) -> torch.Tensor:
+    return torch.ones(size)
+
+
+def of_many_kinds():
+    import math
+
+    kept = {"device": torch.device("cpu"), "type": torch.float32, "number": np.float32(2), "names": {"a", "b"}}
+
+    def hook(module: torch.nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+        first = output[..., :1] * math.pi * kept["number"]
+        return functional.relu(first + remembered(1) + len(copy.copy(args)))
+
+    return hook
+
+
+def test_what_hooks_usually_carry_can_be_compared(model: torch.nn.Module) -> None:
+    handle = model.model.layers[0].mlp.register_forward_hook(of_many_kinds())
+    before = model_hash(model)
+    handle.remove()
+    model.model.layers[0].mlp.register_forward_hook(of_many_kinds())
+    assert model_hash(model) == before
 
 
 @pytest.mark.parametrize("carried", ("object", "list", "Linear"))
