@@ -78,13 +78,13 @@ def joined_text(texts: Iterable[str]) -> str:
 
     Examples
     --------
-    >>> joined_text(["Try again.", "", "Fail."]), joined_text(["\u4f60\u597d", "\u4e16\u754c\u3002"])
-    ('Try again. Fail.', '\u4f60\u597d\u4e16\u754c\u3002')
+    >>> joined_text([]), joined_text(["Try again.", "", "Fail."]), joined_text(["\u4f60\u597d", "\u4e16\u754c\u3002"])
+    ('', 'Try again. Fail.', '\u4f60\u597d\u4e16\u754c\u3002')
     """
     told = [text for text in texts if text.strip()]
     ends = [_SOLID.match(units(text)[-1].strip()) for text in told]
     gaps = ["" if end or _SOLID.match(text.strip()) else " " for end, text in zip(ends, told[1:], strict=False)]
-    return "".join(gap + text.strip() for gap, text in zip(["", *gaps], told, strict=True))
+    return "".join(gap + text.strip() for gap, text in zip(["", *gaps], told, strict=False))
 
 
 def ends_sentence(text: str) -> bool:
