@@ -274,7 +274,7 @@ def test_parts_of_a_wide_picture_are_no_steps():
         requires_safety_checker=False,
     )
     pipe.set_progress_bar_config(disable=True)
-    call = {**TEXT, **SIZE, "latents": noise(1, 4, 64, 128), "height": 512, "width": 1024}
+    call = {**TEXT, **SIZE, "latents": noise(1, 4, 64, 72), "height": 512, "width": 576}  # two parts
     plain = run(pipe, call)
     for method in (video.HeterogeneousSteps(0.5), video.EasyCache(1e6, warmup=2)):
         with mmaccel.accelerate(pipe, method) as fast:
