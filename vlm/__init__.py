@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .context.stored_context import StoredContext
     from .decoder.compress_kv import CompressKV
     from .decoder.document_draft import DocumentDraft
+    from .decoder.eagle_draft import EagleDraft
     from .decoder.fused_draft import FusedDraft
     from .decoder.model_draft import ModelDraft
     from .decoder.prefill_drop import PrefillDrop
@@ -59,6 +60,7 @@ __all__ = [
     "CompressKV",
     "DocumentDraft",
     "DyCoke",
+    "EagleDraft",
     "EarlyTom",
     "FastV",
     "FastVGGT",

@@ -15,7 +15,8 @@ from mmaccel import private
 from mmaccel.cache.argument import cache_of
 
 from .generated_text import Drafts, GeneratedText, Verdicts, of_row, positions_of
-from .matching import Draft, Likely, Verdict, match
+from .hidden_states import HiddenStates
+from .matching import Draft, Likely, Verdict, likeliest_of, match
 from .pass_attention import PassAttention
 from .rollback import Rollback
 from .slots import Slots
@@ -41,6 +42,8 @@ class GeneratedTexts:
         How many of the likeliest tokens after each node a verdict tells.
     streamer
         Is given the tokens of the text, if there is one text.
+    layers
+        Whose inputs drafters read.
 
     Attributes
     ----------
@@ -52,6 +55,8 @@ class GeneratedTexts:
         The cache of such texts, once the prompt is read.
     more
         Passes beside those of the loop, for the cache alone.
+    hidden
+        What drafters read of the layers; None where they read nothing.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class GeneratedTexts:
         spreads: bool = False,
         likely: int = 0,
         streamer: Any = None,
+        layers: tuple[int, ...] = (),
     ) -> None:
         self.model, self.kwargs, self.spreads, self.likely = model, kwargs, spreads, likely
         # Where passes are prepared: `generate` takes prompts from a processor and moves them, but not off "meta".
@@ -80,6 +86,7 @@ class GeneratedTexts:
         self.past: Rollback | None = None
         self._stack, self.more = ExitStack(), 0
         self._steps = StepMode(model, self._stack)
+        self.hidden = HiddenStates(model, layers, len(ids), self._stack) if layers else None
         self._attention: PassAttention | None = None  # once the prompt is read
         self._complete: set[int] = set()  # rows of which the cache holds the last token
         self._next = ids.new_zeros(1)  # position of the last token of each row
@@ -208,7 +215,7 @@ class GeneratedTexts:
 
     def judge(self, output: torch.Tensor, drafts: Drafts) -> Verdicts:
         """Follow each text through its draft."""
-        likely = self._likely(output)
+        likely = likeliest_of(output, self.likely)
         return tuple(
             None if text.finished or self._waits(text) else self._judged(text, rows, draft, likely[row])
             for row, (text, rows, draft) in enumerate(zip(self.texts, output, drafts.rows, strict=True))
@@ -218,22 +225,14 @@ class GeneratedTexts:
         """Whether a text is ahead of the pass, which said nothing new of it."""
         return self.slots is None and text.ids.shape[1] > self._end
 
-    def _likely(self, output: torch.Tensor) -> Sequence[Sequence[Likely]]:
-        """Of each row and node."""
-        if not self.likely:
-            return [()] * len(self.texts)
-        logits = output.float()
-        best, tokens = logits.topk(min(self.likely, logits.shape[-1]))
-        shares = (best - logits.logsumexp(-1, keepdim=True)).exp()
-        rows = zip(tokens.tolist(), shares.tolist(), strict=True)
-        return [[list(zip(*node, strict=True)) for node in zip(*row, strict=True)] for row in rows]
-
     def _judged(self, text: GeneratedText, rows: torch.Tensor, draft: Draft, likely: Sequence[Likely]) -> Verdict:
         found = match(draft, lambda node: text.choose(rows[node + 1][None]))
         return Verdict(found.path, found.tokens, likely[: draft.size + 1])
 
     def commit(self, verdicts: Verdicts) -> list[int]:
         """Take the rejected drafts back from the cache."""
+        if self.hidden is not None:
+            self.hidden.keep(self.texts, verdicts, None if self.slots is not None and self._fed else self._end)
         waiting = [-1 for text, found in zip(self.texts, verdicts, strict=True) if found is None and not text.finished]
         if self.past is not None:
             self._keep(self.past, verdicts)

@@ -101,6 +101,9 @@ class Drafting(Protocol):
     def learned(self, memory: dict[str, Any]) -> int:
         """Bytes of what a session has learned, at most."""
 
+    def layers(self, holder: Holder) -> tuple[int, ...]:
+        """Layers of the model whose inputs the drafts are made from."""
+
     def drafters(self, call: Call) -> Sequence[TextDrafter]:
         """What drafts the next text of each row."""
 
@@ -194,7 +197,7 @@ def decode(
     spreads = branches or (fits and is_spread(model, input_ids, model_kwargs))
     texts = GeneratedTexts(
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
-        spreads=spreads, likely=method.likely, streamer=run.streamer,
+        spreads=spreads, likely=method.likely, streamer=run.streamer, layers=method.layers(run.session),
     )  # fmt: skip
     call = Call(run.session, input_ids.shape[0], branches, run.given, texts)
     drafters, width = method.drafters(call), method.width(call)

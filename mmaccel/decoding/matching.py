@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from torch import Tensor
+
 Likely = Sequence[tuple[int, float]]  # tokens and their probabilities
 
 
@@ -118,6 +120,17 @@ class Verdict:
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     likely: Sequence[Likely] = field(default=(), repr=False)
+
+
+def likeliest_of(output: Tensor, count: int) -> Sequence[Sequence[Likely]]:
+    """The `count` likeliest tokens of each row and node, by logits `[B, N, V]`."""
+    if not count:
+        return [()] * len(output)
+    logits = output.float()
+    best, tokens = logits.topk(min(count, logits.shape[-1]))
+    shares = (best - logits.logsumexp(-1, keepdim=True)).exp()
+    rows = zip(tokens.tolist(), shares.tolist(), strict=True)
+    return [[list(zip(*node, strict=True)) for node in zip(*row, strict=True)] for row in rows]
 
 
 def match(draft: Draft, choose: Callable[[int], tuple[int, bool]]) -> Verdict:

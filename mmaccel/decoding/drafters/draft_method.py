@@ -73,6 +73,10 @@ class DraftMethod(Method[Session]):
         """Bytes of what a session has learned, at most."""
         return 0
 
+    def layers(self, holder: Holder) -> tuple[int, ...]:
+        """Layers of the model whose inputs the drafts are made from."""
+        return ()
+
     def drafters(self, call: Call) -> Sequence[TextDrafter]:
         """What drafts the next text of each row of a batch."""
         return [self.drafter(call, row) for row in range(call.rows)]

@@ -1,0 +1,1 @@
+"""How the EAGLE-3 head of SmolLM2-135M-Instruct is trained."""

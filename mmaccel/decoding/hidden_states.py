@@ -1,0 +1,83 @@
+"""Hidden states of texts that grow by drafts, for drafters that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .generated_text import GeneratedText, Verdicts
+
+
+class HiddenStates:
+    """What some layers of a model read of each text, kept until it is asked for.
+
+    Parameters
+    ----------
+    model
+        A decoder, or one with encoders beside it.
+    layers
+        Numbers of the layers whose input is kept; one behind the last stands for what the last puts out.
+    rows
+        Texts of the batch.
+    stack
+        Takes the hooks off again.
+    """
+
+    def __init__(self, model: Any, layers: tuple[int, ...], rows: int, stack: ExitStack) -> None:
+        self.layers = layers
+        self._now: dict[int, Tensor] = {}  # of the current pass `[B, N, H]`, by layer
+        self._kept: list[list[Tensor]] = [[] for _ in range(rows)]
+        self._is_prompt = True  # of which all is kept
+        found = model.get_decoder().layers
+        for layer in layers:
+            if layer < len(found):
+                hook = found[layer].register_forward_pre_hook(partial(self._read, layer), with_kwargs=True)
+            else:
+                hook = found[-1].register_forward_hook(partial(self._put_out, layer))
+            stack.callback(hook.remove)
+
+    def _read(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._now[layer] = args[0] if args else kwargs["hidden_states"]
+
+    def _put_out(self, layer: int, module: Any, args: Any, output: Any) -> None:
+        self._now[layer] = output if isinstance(output, Tensor) else output[0]
+
+    def keep(self, texts: Sequence[GeneratedText], verdicts: Verdicts, end: int | None) -> None:
+        """Keep what was read of each text up to its last token before, and of the drafts that were accepted.
+
+        Parameters
+        ----------
+        texts, verdicts
+            One per row; the accepted tokens are in the text.
+        end
+            The place behind the pass, in tokens of the texts; None where its first token is the last of each text.
+        """
+        for row, (text, found) in enumerate(zip(texts, verdicts, strict=True)):
+            if found is None:
+                continue
+            if end is None:
+                self._append(row, [0, *(node + 1 for node in found.path)])
+            else:
+                behind = end - (text.ids.shape[1] - len(found.tokens)) - len(found.path)
+                begin = None if self._is_prompt else -behind - len(found.path) - 1
+                self._append(row, slice(begin, -behind or None))
+        self._is_prompt = False
+
+    def _append(self, row: int, columns: slice | list[int]) -> None:
+        if len(self._now) < len(self.layers):  # a compiled model runs without hooks
+            return
+        states = [self._now[layer][row] for layer in self.layers]
+        if len({len(each) for each in states}) > 1:  # tokens were dropped on the way: only the last is sure to be left
+            columns = slice(-1, None)
+        device = states[-1].device
+        self._kept[row].append(torch.cat([each[columns].to(device) for each in states], -1).detach())
+
+    def take(self, row: int) -> Tensor:
+        """The states `[N, F]` of a row that were kept since it was last asked for."""
+        kept, self._kept[row] = self._kept[row], []
+        return torch.cat(kept) if kept else torch.empty(0)

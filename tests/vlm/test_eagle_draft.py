@@ -1,0 +1,226 @@
+"""A head that reads the model's hidden states guesses: the text stays the model's."""
+
+import json
+
+import eagle_heads
+import pytest
+import torch
+from draft_models import deepseek_v3, gemma3, qwen3_next
+from safetensors.torch import load_file, save_file
+from transformers import DynamicCache
+
+import mmaccel
+from mmaccel.decoding.drafters.assistant import AssistantCost
+from mmaccel.decoding.drafters.eagle_guesses import EagleGuesses
+from mmaccel.decoding.drafters.eagle_weights import load_head
+from mmaccel.decoding.drafters.pass_cost import PassCost
+from mmaccel.errors import SettingError, UnsupportedTargetError, WeightsError
+from mmaccel.vlm import EagleDraft, FusedDraft, examples, visual_examples
+
+NEW = 30
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return examples.llama(num_hidden_layers=4)[0]
+
+
+@pytest.fixture(scope="module")
+def head(llama, tmp_path_factory):
+    return eagle_heads.write(tmp_path_factory.mktemp("head"), llama)
+
+
+def call(batch=1, pad=0, **more):
+    ids = torch.randint(4, 60, (batch, 14), generator=torch.Generator().manual_seed(batch))
+    mask = torch.ones_like(ids)
+    mask[1::2, :pad] = 0
+    given = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask, "max_new_tokens": NEW}
+    return {**given, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **more}
+
+
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 0), (3, 4)))
+@pytest.mark.parametrize("sampled", (False, True))
+def test_the_text_is_the_models(llama, head, batch, pad, sampled):
+    given = call(batch, pad, do_sample=sampled and batch == 1)
+    torch.manual_seed(2)
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, EagleDraft(head=head, always=True)) as fast:
+        for _ in range(2):
+            torch.manual_seed(2)
+            assert torch.equal(fast.generate(**given), plain)
+            assert fast.report.exact and not fast.report.warnings and fast.report.details["drafted"]
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in llama.modules())
+
+
+@pytest.mark.parametrize("make", (examples.llama, gemma3, deepseek_v3, qwen3_next), ids=lambda make: make.__name__)
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 4)))
+def test_what_it_is_told_are_the_hidden_states_of_the_text(make, batch, pad, tmp_path, monkeypatch):
+    """In trees, in chains, in batches whose rows accept different lengths: of every token but the last, in order."""
+    made = make()
+    model = made[0] if isinstance(made, tuple) else made
+    path, given = eagle_heads.write(tmp_path, model, reads=(1, 2, 3)), call(batch, pad)
+    monkeypatch.setattr(EagleGuesses, "learn", _told(EagleGuesses.learn, told := {}))
+    with mmaccel.accelerate(model, EagleDraft(head=path, always=True)) as fast:
+        texts = fast.generate(**given)
+        assert fast.report.details["accepted"]
+    mask = torch.cat([given["attention_mask"], torch.ones(batch, NEW, dtype=torch.long)], 1)
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    states = model(texts, attention_mask=mask, position_ids=places, output_hidden_states=True).hidden_states
+    before_norm = []
+    hook = (
+        model.get_decoder()
+        .layers[-1]
+        .register_forward_hook(
+            lambda _, __, output: before_norm.append(output if isinstance(output, torch.Tensor) else output[0])
+        )
+    )
+    model(texts, attention_mask=mask, position_ids=places)
+    hook.remove()
+    expected = torch.cat([states[1], states[2], before_norm[0]], -1)
+    assert len(told) == batch
+    for row, found in enumerate(told.values()):
+        whole = torch.cat(found)
+        torch.testing.assert_close(whole, expected[row, -1 - len(whole) : -1], rtol=1e-3, atol=1e-3)
+        assert len(whole) >= NEW + 13 - pad
+
+
+def _told(learn, told):
+    def watched(self, tokens, ends, likely):
+        before = len(self._unread)
+        learn(self, tokens, ends, likely)
+        told.setdefault(id(self), []).extend(self._unread[before:])
+
+    return watched
+
+
+@pytest.mark.parametrize("layers", (1, 2))
+@pytest.mark.parametrize("nested", (False, True), ids=("EAGLE", "speculators"))
+@pytest.mark.parametrize("switch", ("", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"))
+def test_guesses_along_a_tree_are_those_of_each_path_read_alone(llama, tmp_path, layers, nested, switch):
+    switches = {switch: True} if switch else {}
+    found = load_head(eagle_heads.write(tmp_path, llama, layers=layers, nested=nested, **switches), llama)
+    text = torch.randint(4, 60, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    states = torch.randn(45, 3 * 32, generator=torch.Generator().manual_seed(2))
+    parts = [states[:19], states[19:23], states[23:24]]
+    guesses = EagleGuesses(found, AssistantCost(PassCost(9, always=True)), lambda: parts.pop(0))
+    guesses.begin(text[:19])
+    for begin, end in ((19, 20), (20, 24), (24, 25)):
+        guesses.learn(text[begin:end], (), ())
+        for path in ((), (5,), (7,), (7, 8), (5, 9), (5, 9, 4), (7, 8, 6)):
+            logits, _ = guesses._after(path)
+            torch.testing.assert_close(logits, alone(found, states, text[:end], path), rtol=1e-3, atol=5e-3)
+
+
+def alone(head, states, text, path):
+    """The same with a pass for each token, from nothing on."""
+    hidden, tokens = head.join(states[: len(text) - 1]), list(text[1:])
+    for behind in range(len(path) + 1):
+        length = len(tokens)
+        mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+        cache, places = DynamicCache(config=head.config), torch.arange(length)[None]
+        last = head(torch.tensor([tokens]), hidden[None], places, mask, cache)[0, -1:]
+        hidden, tokens = torch.cat([hidden, last]), [*tokens, *path[behind : behind + 1]]
+    return head.logits(last[0])
+
+
+def test_only_tokens_of_the_draft_vocabulary_are_guessed(llama, head):
+    guesses = EagleGuesses(load_head(head, llama), AssistantCost(PassCost(9, always=True)), lambda: torch.randn(3, 96))
+    guesses.begin([5, 6, 7])
+    assert guesses.root() is None, "nothing was read yet"
+    guesses.learn([8], (), ())
+    found = list(guesses.guesses(guesses.root()))
+    assert found and all(token % 2 == 0 for token, _, _ in found)
+    assert list(guesses.guesses(found[0][2])), "and on from its own state"
+
+
+def test_a_head_without_matrices_of_its_own_takes_the_models(llama, tmp_path):
+    found = load_head(eagle_heads.write(tmp_path, llama, own=False), llama)
+    assert found.embedding.data_ptr() == llama.get_input_embeddings().weight.data_ptr()
+    torch.testing.assert_close(found.output, llama.get_output_embeddings().weight[::2])
+
+
+def test_which_layers_it_reads(llama, tmp_path):
+    for folder, more in (("vllm", {"nested": True}), ("sglang", {})):
+        path = eagle_heads.write(tmp_path / folder, llama, reads=(1, 3, 4), **more)
+        assert tuple(load_head(path, llama).config.reads) == (1, 3, 4)
+    assert tuple(load_head(eagle_heads.write(tmp_path / "none", llama), llama).config.reads) == (2, 2, 1)
+
+
+def test_it_follows_the_model_to_another_type(tmp_path):
+    model = examples.llama()[0]
+    with mmaccel.accelerate(model, EagleDraft(head=eagle_heads.write(tmp_path, model), always=True)) as fast:
+        fast.generate(**call())
+        model.bfloat16()
+        fast.generate(**call())
+        assert fast.report.details["drafted"]
+
+
+def test_a_reader_of_pictures(tmp_path):
+    model, arguments = visual_examples.qwen2_5_vl()
+    given = arguments(1, max_new_tokens=16)
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, EagleDraft(head=eagle_heads.write(tmp_path, model), always=True)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+
+
+def test_in_plain_transformers(llama, head):
+    given = call()
+    drafts = EagleDraft(head=head, always=True).custom_generate()
+    assert torch.equal(llama.generate(**given, custom_generate=drafts), llama.generate(**given))
+    assert drafts.report.details["drafted"]
+    with pytest.raises(SettingError, match=r"reads hidden states .*: use vlm.FusedDraft\(\) for an engine"):
+        EagleDraft(head=head).custom_generate().drafters()
+
+
+def test_without_a_head_it_drafts_as_fused_draft_and_says_so(llama):
+    details = []
+    for method in (EagleDraft(always=True), FusedDraft(always=True)):
+        with mmaccel.accelerate(llama, method) as fast:
+            fast.generate(**call())
+            details.append(fast.report.details)
+            warned = any("name one, as in EagleDraft(head=" in warning for warning in fast.report.warnings)
+            assert warned == isinstance(method, EagleDraft)
+    assert details[0] == details[1]
+
+
+def _without(name):
+    def spoiled(folder):
+        weights = load_file(folder / "model.safetensors")
+        del weights[name]
+        save_file(weights, folder / "model.safetensors")
+
+    return spoiled
+
+
+def _told_otherwise(**more):
+    def spoiled(folder):
+        told = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**told, **more}))
+
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "error", "said"),
+    (
+        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), WeightsError, "save_file"),
+        (lambda folder: (folder / "config.json").unlink(), WeightsError, "config.json"),
+        (_without("fc.weight"), WeightsError, r"is not what its config.json says: \['fc.weight'\]"),
+        (_told_otherwise(model_type="mamba"), WeightsError, "is of no EAGLE-3 head with layers of llama or qwen3"),
+        (_told_otherwise(target_hidden_size=64), UnsupportedTargetError, "model of hidden size 64, .* has 32: give"),
+        (_told_otherwise(intermediate_size=64), WeightsError, "is not what its config.json says"),
+    ),
+    ids=("pickled", "no configuration", "a matrix is missing", "kind", "other model", "other sizes"),
+)
+def test_what_is_no_head_for_the_model_is_refused(llama, tmp_path, spoiled, error, said):
+    path = eagle_heads.write(tmp_path, llama)
+    spoiled(tmp_path)
+    with pytest.raises(error, match=said):
+        mmaccel.accelerate(llama, EagleDraft(head=path))
+    with mmaccel.accelerate(llama, FusedDraft()):
+        pass
+
+
+def test_a_head_is_named_by_text():
+    with pytest.raises(SettingError, match="head"):
+        EagleDraft(head=3)
