@@ -29,6 +29,7 @@ from ..modality import Modality, modalities
 
 # Each has a module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`.
 _MODELS = ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader", "tiny-amused", "tiny-far")
+_HEADS = ("smollm2-eagle",)  # of models that are not shipped: a folder alone
 
 
 def names() -> tuple[str, ...]:
@@ -52,8 +53,11 @@ def _runs(modality: Modality) -> set[str]:
 
 
 def path(name: str) -> Path:
-    """Folder of a model: weights, configuration, model card."""
-    if name not in _MODELS:
+    """Folder of a model: weights, configuration, model card.
+
+    That of ``"smollm2-eagle"`` holds a head for SmolLM2-135M-Instruct, see :class:`mmaccel.vlm.EagleDraft`.
+    """
+    if name not in (*_MODELS, *_HEADS):
         raise unknown_name("zoo model", name, names())
     if not _folder(name).is_dir():
         raise WeightsError(

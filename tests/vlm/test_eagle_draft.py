@@ -98,17 +98,23 @@ def _told(learn, told):
 @pytest.mark.parametrize("switch", ("", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"))
 def test_guesses_along_a_tree_are_those_of_each_path_read_alone(llama, tmp_path, layers, nested, switch):
     switches = {switch: True} if switch else {}
-    found = load_head(eagle_heads.write(tmp_path, llama, layers=layers, nested=nested, **switches), llama)
+    found = load_head(eagle_heads.write(tmp_path, llama, layers=layers, nested=nested, **switches), llama).double()
+    found.embedding, found.output = found.embedding.double(), found.output.double()
     text = torch.randint(4, 60, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-    states = torch.randn(45, 3 * 32, generator=torch.Generator().manual_seed(2))
+    states = torch.randn(45, 3 * 32, generator=torch.Generator().manual_seed(2)).double()
     parts = [states[:19], states[19:23], states[23:24]]
     guesses = EagleGuesses(found, AssistantCost(PassCost(9, always=True)), lambda: parts.pop(0))
     guesses.begin(text[:19])
     for begin, end in ((19, 20), (20, 24), (24, 25)):
         guesses.learn(text[begin:end], (), ())
-        for path in ((), (5,), (7,), (7, 8), (5, 9), (5, 9, 4), (7, 8, 6)):
-            logits, _ = guesses._after(path)
-            torch.testing.assert_close(logits, alone(found, states, text[:end], path), rtol=1e-3, atol=5e-3)
+        waiting, read = [guesses.root()], []
+        for _ in range(5):
+            read.append(waiting.pop())
+            waiting.extend(behind for _, _, behind in guesses.guesses(read[-1]))
+        assert len(guesses._nodes) > len(read), "those beside it are read with it"
+        for path, node in guesses._nodes.items():
+            expected = alone(found, states, text[:end], path)
+            torch.testing.assert_close(node.logits, expected)
 
 
 def alone(head, states, text, path):

