@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig
 
 from mmaccel.decoding.drafters.eagle_head import EagleHead, layers_read
@@ -45,13 +46,22 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     begin(args)
     model, tokenizer = load()
-    written = talks(copy.deepcopy(model).bfloat16(), tokenizer, args.output / "talks", args.talks, args.batch, args.seed)
+    written = talks(
+        copy.deepcopy(model).bfloat16(), tokenizer, args.output / "talks", args.talks, args.batch, args.seed
+    )
     head = built(model, common(written[HELD_OUT:]))
-    stage = train(head, written[HELD_OUT:], args)
+    stage = train(head, written, args)
     trained = stage.finish()
     right = [round(share, 3) for share in held_out(trained, written[:HELD_OUT])]
     tokens = sum(len(talk.tokens) for talk in written)
-    facts = {"seed": args.seed, "minutes": args.minutes, "steps": stage.step, "talks": len(written), "tokens": tokens}
+    facts = {
+        "seed": args.seed,
+        "minutes": args.minutes,
+        "steps": stage.step,
+        "talks": len(written),
+        "tokens": tokens,
+        "held_out": HELD_OUT,
+    }
     save(trained, args.output / "head", {**facts, "right": right})
     print(json.dumps({**facts, "right": right}, indent=1))
 
@@ -102,25 +112,26 @@ SHAPE = (
 
 def train(head: EagleHead, written: list[Talk], args: argparse.Namespace) -> Stage:
     """The layer, and what joins the states."""
-    stage = Stage(
-        "head",
-        head,
-        optimizers_of(head, ("layers.", "fc.", "norm."), blocks=(".layers.", ".fc.")),
-        args.minutes,
-        args.output,
-    )
+    parts = optimizers_of(head, ("layers.", "fc.", "norm."), blocks=(".layers.", ".fc."))
+    stage = Stage("head", head, parts, args.minutes, args.output)
     for _ in stage.shares(warmup=200, decay=0.6):
-        batch = random.Random(args.seed * 10**6 + stage.step).sample(written, BATCH)
+        batch = random.Random(args.seed * 10**6 + stage.step).sample(written[HELD_OUT:], BATCH)
         with torch.autocast("cpu", torch.bfloat16):
             found = losses(head, batch)
-        loss = sum(LATER**step * each for step, (each, _) in enumerate(found))
+        loss = torch.stack([LATER**step * each for step, (each, _) in enumerate(found)]).sum()
         stage.took(loss, **{f"right{step + 1}": right for step, (_, right) in enumerate(found)})
-        stage.due()
+        if stage.due():
+            right = " ".join(f"{share:.3f}" for share in held_out(stage.average.module, written[:HELD_OUT]))
+            tqdm.write(f"held out, {stage.clock.seconds / 60:.1f} minutes: {right}")
     return stage
 
 
-def losses(head: EagleHead, batch: list[Talk], steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+def losses(
+    head: EagleHead, batch: list[Talk], steps: int = STEPS, answers: bool = False
+) -> list[tuple[Tensor, Tensor]]:
     """Of each step: cross-entropy with what the model expects, and the share of its likeliest tokens that are found.
+
+    Everywhere in the talks, or in their `answers` alone.
 
     In step k the head reads, after the token at each place and its own state of the step before, the states of the
     first step before that place and those that led to it.
@@ -129,7 +140,7 @@ def losses(head: EagleHead, batch: list[Talk], steps: int = STEPS) -> list[tuple
     states = pad_sequence([talk.states for talk in batch], batch_first=True)
     length, size = states.shape[1], head.config.hidden_size
     ends = torch.tensor([len(talk.tokens) for talk in batch])[:, None]
-    begins = torch.tensor([talk.asked for talk in batch])[:, None]
+    begins = torch.tensor([talk.asked if answers else 0 for talk in batch])[:, None]
     places = torch.arange(length)[None].expand(len(batch), -1)
     hidden, expected = head.join(states[..., :-size]), states[..., -size:]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -150,7 +161,10 @@ def losses(head: EagleHead, batch: list[Talk], steps: int = STEPS) -> list[tuple
 @torch.no_grad()
 def held_out(head: EagleHead, written: list[Talk]) -> list[float]:
     """The share of the model's likeliest tokens that each step of the head finds, in talks that it was not shown."""
-    parts = [losses(head, written[start : start + BATCH], 4) for start in range(0, len(written), BATCH)]
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = [
+            losses(head, written[start : start + BATCH], 4, answers=True) for start in range(0, len(written), BATCH)
+        ]
     return [float(torch.stack([part[step][1] for part in parts]).mean()) for step in range(4)]
 
 
