@@ -125,6 +125,8 @@ class GeneratedTexts:
         inputs = self._together(drafts) if self.slots is None else self._several(drafts)
         self._steps.follow(drafts.width == 1 and not was_prompt)
         logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        if self.hidden is not None:
+            self.hidden.took()
         if was_prompt:
             self._begin(inputs)
         self._fed = 0 if was_prompt else drafts.size + 1

@@ -199,16 +199,18 @@ def decode(
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
         spreads=spreads, likely=method.likely, streamer=run.streamer, layers=method.layers(run.session),
     )  # fmt: skip
-    call = Call(run.session, input_ids.shape[0], branches, run.given, texts)
-    drafters, width = method.drafters(call), method.width(call)
-    for drafter, tokens in zip(drafters, _prompts(model, input_ids, model_kwargs), strict=True):
-        drafter.begin(tokens)
     try:
+        call = Call(run.session, input_ids.shape[0], branches, run.given, texts)
+        drafters, width = method.drafters(call), method.width(call)
+        for drafter, tokens in zip(drafters, _prompts(model, input_ids, model_kwargs), strict=True):
+            drafter.begin(tokens)
         draft_and_verify(
             RowDrafters(drafters, texts.texts, branches, in_step=not spreads), texts, texts, width, run.stats
         )
     finally:
         texts.close()
+    if texts.hidden is not None and texts.hidden.missed:
+        run.warnings.append("the head guessed nothing, as a compiled model tells no hidden states: load it uncompiled")
     if run.streamer is not None:
         run.streamer.end()
     written = [text.ids.shape[1] - input_ids.shape[1] for text in texts.texts]

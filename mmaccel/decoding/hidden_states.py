@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel import private
+
 from .generated_text import GeneratedText, Verdicts
 
 
@@ -26,14 +28,22 @@ class HiddenStates:
         Texts of the batch.
     stack
         Takes the hooks off again.
+
+    Attributes
+    ----------
+    missed
+        Whether a pass ran without the hooks, as one of a compiled model does.
     """
 
     def __init__(self, model: Any, layers: tuple[int, ...], rows: int, stack: ExitStack) -> None:
-        self.layers = layers
-        self._now: dict[int, Tensor] = {}  # of the current pass `[B, N, H]`, by layer
+        self.layers, self.missed = layers, False
+        self._now: dict[int, Tensor] = {}  # `[B, N, H]`, by layer
+        self._pass: dict[int, Tensor] = {}  # those of the pass that verifies
         self._kept: list[list[Tensor]] = [[] for _ in range(rows)]
         self._is_prompt = True  # of which all is kept
         found = model.get_decoder().layers
+        if any(map(private.is_compiled, (model, model.get_decoder(), *found))):
+            return  # hooks would be left out of its code, or stay in it
         for layer in layers:
             if layer < len(found):
                 hook = found[layer].register_forward_pre_hook(partial(self._read, layer), with_kwargs=True)
@@ -46,6 +56,11 @@ class HiddenStates:
 
     def _put_out(self, layer: int, module: Any, args: Any, output: Any) -> None:
         self._now[layer] = output if isinstance(output, Tensor) else output[0]
+
+    def took(self) -> None:
+        """The pass that verifies has run; what others, such as one for guidance, read after it is not of the text."""
+        self._pass, self._now = self._now, {}
+        self.missed |= not self._pass
 
     def keep(self, texts: Sequence[GeneratedText], verdicts: Verdicts, end: int | None) -> None:
         """Keep what was read of each text up to its last token before, and of the drafts that were accepted.
@@ -66,12 +81,12 @@ class HiddenStates:
                 behind = end - (text.ids.shape[1] - len(found.tokens)) - len(found.path)
                 begin = None if self._is_prompt else -behind - len(found.path) - 1
                 self._append(row, slice(begin, -behind or None))
-        self._is_prompt = False
+        self._is_prompt, self._pass = False, {}
 
     def _append(self, row: int, columns: slice | list[int]) -> None:
-        if len(self._now) < len(self.layers):  # a compiled model runs without hooks
+        if not self._pass:
             return
-        states = [self._now[layer][row] for layer in self.layers]
+        states = [self._pass[layer][row] for layer in self.layers]
         if len({len(each) for each in states}) > 1:  # tokens were dropped on the way: only the last is sure to be left
             columns = slice(-1, None)
         device = states[-1].device
@@ -80,4 +95,4 @@ class HiddenStates:
     def take(self, row: int) -> Tensor:
         """The states `[N, F]` of a row that were kept since it was last asked for."""
         kept, self._kept[row] = self._kept[row], []
-        return torch.cat(kept) if kept else torch.empty(0)
+        return kept[0] if len(kept) == 1 else torch.cat(kept) if kept else torch.empty(0)

@@ -17,7 +17,11 @@ def write(folder, model, *, reads=None, layers=1, own=True, nested=False, seed=0
     source = model.config.get_text_config(decoder=True)
     sizes = {name: getattr(source, name) for name in ("vocab_size", "hidden_size")}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": layers, "intermediate_size": 48}
-    drafted = {"target_hidden_size": source.hidden_size, "draft_vocab_size": VOCABULARY, "reads": reads or (0, 1, 2)}
+    drafted = {
+        "target_hidden_size": source.hidden_size,
+        "draft_vocab_size": VOCABULARY,
+        "layers_read": reads or (0, 1, 2),
+    }
     all_switches = {**dict.fromkeys(EagleHead.SWITCHES, False), **switches}
     config = LlamaConfig(**sizes, **heads, **drafted, **all_switches)
     weights = {name: 3 * value for name, value in EagleHead(config).state_dict().items()}
@@ -25,8 +29,8 @@ def write(folder, model, *, reads=None, layers=1, own=True, nested=False, seed=0
     weights["t2d"] = torch.arange(source.vocab_size) % 2 == 0
     if own:
         weights["embed_tokens.weight"] = torch.randn(source.vocab_size, source.hidden_size)
-        weights["lm_head.weight"] = torch.randn(VOCABULARY, source.hidden_size)
-    layer = {name: value for name, value in config.to_diff_dict().items() if name != "reads"}
+        weights["lm_head.weight"] = 0.05 * torch.randn(VOCABULARY, source.hidden_size)
+    layer = {name: value for name, value in config.to_diff_dict().items() if name != "layers_read"}
     if nested:  # as speculators writes it
         told = {"speculators_model_type": "eagle3", "transformer_layer_config": layer, "draft_vocab_size": VOCABULARY}
         told |= switches

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
 import mmaccel
+from mmaccel.decoding.drafters import assistant
 from mmaccel.decoding.drafters.assistant import AssistantCost
 from mmaccel.decoding.drafters.eagle_guesses import EagleGuesses
 from mmaccel.decoding.drafters.eagle_weights import load_head
@@ -114,7 +115,7 @@ def test_guesses_along_a_tree_are_those_of_each_path_read_alone(llama, tmp_path,
         assert len(guesses._nodes) > len(read), "those beside it are read with it"
         for path, node in guesses._nodes.items():
             expected = alone(found, states, text[:end], path)
-            torch.testing.assert_close(node.logits, expected)
+            torch.testing.assert_close(found.logits(node.hidden), expected)
 
 
 def alone(head, states, text, path):
@@ -145,11 +146,100 @@ def test_a_head_without_matrices_of_its_own_takes_the_models(llama, tmp_path):
     torch.testing.assert_close(found.output, llama.get_output_embeddings().weight[::2])
 
 
+def test_a_window_is_that_of_the_mask(llama, tmp_path):
+    path = eagle_heads.write(tmp_path, llama)
+    _told_otherwise(sliding_window=5, layer_types=["sliding_attention"])(tmp_path)
+    narrow = load_head(path, llama)
+    text, states = list(range(4, 30)), torch.randn(26, 96, generator=torch.Generator().manual_seed(3))
+    seen = []
+    for head, first in ((narrow, 0), (narrow, 20), (load_head(eagle_heads.write(tmp_path, llama), llama), 0)):
+        guesses = EagleGuesses(head, AssistantCost(PassCost(9, always=True)), lambda first=first: states[first:25])
+        guesses.begin(text[:25])
+        guesses.learn(text[25:], (), ())
+        guesses._timed(())
+        guesses._timed((guesses._nodes[()].likely[0][0],))
+        seen.append([node.hidden for node in guesses._nodes.values()][:2])
+    for one, other, whole in zip(*seen, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(one, whole, rtol=1e-2, atol=1e-2)
+
+
+def test_what_guidance_reads_is_not_of_the_text(llama, head):
+    given = call(guidance_scale=1.5)
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, EagleDraft(head=head, always=True)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"]
+
+
+def test_a_prompt_of_embeddings_alone(llama, head):
+    given = call()
+    embeds = llama.get_input_embeddings()(given.pop("input_ids"))
+    plain = llama.generate(**given, inputs_embeds=embeds)
+    with mmaccel.accelerate(llama, EagleDraft(head=head, always=True)) as fast:
+        assert torch.equal(fast.generate(**given, inputs_embeds=embeds), plain)
+
+
+def test_rotary_frequencies_stay_in_float32(tmp_path):
+    model = examples.llama()[0].bfloat16()
+    head = load_head(eagle_heads.write(tmp_path, model), model)
+    assert head.fc.weight.dtype == torch.bfloat16 and head.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_its_guesses_are_believed_from_the_first_on(llama, head):
+    with mmaccel.accelerate(llama, EagleDraft(head=head)) as fast:
+        fast.generate(**call(max_new_tokens=2))
+        acceptance = fast.memory["vlm.EagleDraft, acceptance"]
+        assert acceptance.of_all([("headed", 10)]) > 0.5 > acceptance.of_all([("headed", 2)])
+
+
+def test_each_row_is_asked_again_and_what_was_not_read_is_bounded(llama, head, monkeypatch):
+    monkeypatch.setattr(AssistantCost, "pays", lambda self, share: False)
+    monkeypatch.setattr(assistant, "AGAIN", 8)
+    rows = []
+    monkeypatch.setattr(EagleGuesses, "_read", _counting(EagleGuesses._read, rows))
+    with mmaccel.accelerate(llama, EagleDraft(head=head)) as fast:
+        fast.generate(**call(4))
+    assert set(rows) == {0, 1, 2, 3}
+
+
+def _counting(read, rows):
+    return lambda self: (rows.append(self.row), read(self))[1]
+
+
+def test_a_long_read_is_no_step_and_the_likeliest_token_is_read_to_have_one(llama, head):
+    cost = AssistantCost(PassCost(9, always=True))
+    guesses = EagleGuesses(load_head(head, llama), cost, lambda: torch.randn(40, 96))
+    guesses.begin(list(range(4, 44)))
+    guesses.learn([5], (), ())
+    list(guesses.guesses(guesses.root()))
+    assert len(guesses._nodes) > 1 and len(cost.seconds) == 1
+
+
+def test_a_compiled_model_tells_nothing_and_the_report_says_so(head):
+    model = examples.llama(num_hidden_layers=4)[0]
+    given = call()
+    plain = model.generate(**given)
+    for layer in model.get_decoder().layers:
+        layer.compile(backend="eager")
+    with mmaccel.accelerate(model, EagleDraft(head=head, always=True)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert any("a compiled model tells no hidden states" in warning for warning in fast.report.warnings)
+
+
+def test_nothing_stays_on_the_model_where_drafting_fails(head, monkeypatch):
+    model = examples.llama(num_hidden_layers=4)[0]
+    monkeypatch.setattr(EagleGuesses, "begin", lambda *_: 1 / 0)
+    with mmaccel.accelerate(model, EagleDraft(head=head)) as fast, pytest.raises(ZeroDivisionError):
+        fast.generate(**call())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 def test_which_layers_it_reads(llama, tmp_path):
     for folder, more in (("vllm", {"nested": True}), ("sglang", {})):
         path = eagle_heads.write(tmp_path / folder, llama, reads=(1, 3, 4), **more)
-        assert tuple(load_head(path, llama).config.reads) == (1, 3, 4)
-    assert tuple(load_head(eagle_heads.write(tmp_path / "none", llama), llama).config.reads) == (2, 2, 1)
+        assert tuple(load_head(path, llama).config.layers_read) == (1, 3, 4)
+    assert tuple(load_head(eagle_heads.write(tmp_path / "none", llama), llama).config.layers_read) == (2, 2, 1)
 
 
 def test_it_follows_the_model_to_another_type(tmp_path):
@@ -212,11 +302,38 @@ def _told_otherwise(**more):
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), WeightsError, "save_file"),
         (lambda folder: (folder / "config.json").unlink(), WeightsError, "config.json"),
         (_without("fc.weight"), WeightsError, r"is not what its config.json says: \['fc.weight'\]"),
-        (_told_otherwise(model_type="mamba"), WeightsError, "is of no EAGLE-3 head with layers of llama or qwen3"),
+        (_told_otherwise(model_type="mamba"), WeightsError, "has a layer of mamba, and only those of llama and qwen3"),
+        (_told_otherwise(draft_vocab_size=None), WeightsError, "is of no EAGLE-3 head: give one"),
+        (_told_otherwise(speculators_model_type="peagle"), WeightsError, "no EAGLE-3 head: give one, not peagle"),
+        (_told_otherwise(rope_parameters={"rope_type": "spiral"}), WeightsError, "rotary embeddings of kind 'spiral'"),
+        (
+            _told_otherwise(layer_types=["sliding_attention", "full_attention"]),
+            WeightsError,
+            "with a window and without",
+        ),
+        (_told_otherwise(vocab_size=64, draft_vocab_size=30), WeightsError, r"is not what .*lm_head.weight"),
+        (
+            _told_otherwise(eagle_aux_hidden_state_layer_ids=[1, 2, 5]),
+            UnsupportedTargetError,
+            r"reads layers \(1, 2, 5\)",
+        ),
         (_told_otherwise(target_hidden_size=64), UnsupportedTargetError, "model of hidden size 64, .* has 32: give"),
         (_told_otherwise(intermediate_size=64), WeightsError, "is not what its config.json says"),
     ),
-    ids=("pickled", "no configuration", "a matrix is missing", "kind", "other model", "other sizes"),
+    ids=(
+        "pickled",
+        "no configuration",
+        "a matrix is missing",
+        "kind",
+        "older",
+        "parallel",
+        "rotary",
+        "windows",
+        "output",
+        "layers",
+        "other model",
+        "other sizes",
+    ),  # fmt: skip
 )
 def test_what_is_no_head_for_the_model_is_refused(llama, tmp_path, spoiled, error, said):
     path = eagle_heads.write(tmp_path, llama)

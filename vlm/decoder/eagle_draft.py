@@ -86,6 +86,11 @@ class EagleDraft(FusedDraft):
         head = Held("the head, and for each row of a batch the keys and values of its layer")
         return (*super().held(), *([head] if self.head else []))
 
+    def learned(self, memory: dict[str, Any]) -> int:
+        """Bytes of what :class:`FusedDraft` learned, and of the head."""
+        head: EagleHead | None = memory.get(f"{self.name}, head")
+        return super().learned(memory) + (0 if head is None else head.bytes)
+
     def require_fit(self, model: Any) -> None:
         """Refuse a model that the head was not trained for."""
         super().require_fit(model)
@@ -94,6 +99,11 @@ class EagleDraft(FusedDraft):
         if model.config.is_encoder_decoder or not hasattr(model.get_decoder(), "layers"):
             raise UnsupportedTargetError(
                 f"{type(model).__name__} is no decoder whose layers a head can read: use vlm.FusedDraft()"
+            )
+        if model.get_output_embeddings().weight.device.type == "meta":
+            raise UnsupportedTargetError(
+                f"{type(model).__name__} has its output matrix off-loaded, beside which a head runs: keep lm_head on a"
+                " device in its device_map"
             )
         configuration(self.head, model)
 
@@ -111,7 +121,7 @@ class EagleDraft(FusedDraft):
 
     def layers(self, holder: Any) -> tuple[int, ...]:
         """Layers of the model whose inputs the head reads."""
-        reads: tuple[int, ...] = self._head(holder).config.reads if self.head else ()
+        reads: tuple[int, ...] = self._head(holder).config.layers_read if self.head else ()
         return reads
 
     def sources(self, call: Call, row: int) -> list[Source]:
@@ -128,7 +138,8 @@ class EagleDraft(FusedDraft):
         cost: AssistantCost = self._kept(call, f"cost of a head of {call.rows} rows", new)
         told = partial(call.texts.hidden.take, row)
         head = self._head(call.session)
-        return [*found, EagleGuesses(head, cost, told, self._forbidden(call.session), call.dice)]
+        forbidden = self._forbidden(call.session)
+        return [*found, EagleGuesses(head, cost, told, forbidden, call.dice, branches=call.branches, row=row)]
 
     def tell(self, report: Report, given: Any) -> None:
         """Say where no head was named."""

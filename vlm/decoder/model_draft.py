@@ -102,7 +102,7 @@ class ModelDraft(FusedDraft):
         choose = likeliest if call.dice is None else call.dice.choose
         sizes = sorted(_vocabulary(model) for model in (call.given, call.session.target))
         forbidden = self._forbidden(call.session).union(range(*sizes))  # of which one has nothing
-        return [*found, Assistant(call.given, cost, forbidden, choose)]
+        return [*found, Assistant(call.given, cost, forbidden, choose, row)]
 
 
 def _vocabulary(model: Any) -> int:

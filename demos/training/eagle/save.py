@@ -23,7 +23,7 @@ def save(head: EagleHead, folder: Path, facts: dict[str, object]) -> None:
     config = {
         name: value
         for name, value in head.config.to_diff_dict().items()
-        if name not in ("reads", "transformers_version")
+        if name not in ("layers_read", "window", "transformers_version")
     }
     config["architectures"] = ["LlamaForCausalLMEagle3"]
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")

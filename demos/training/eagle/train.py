@@ -84,7 +84,8 @@ def built(model, tokens: Tensor) -> EagleHead:
         num_hidden_layers=1,
         target_hidden_size=source.hidden_size,
         draft_vocab_size=len(tokens),
-        reads=layers,
+        layers_read=layers,
+        window=None,
         **dict.fromkeys(EagleHead.SWITCHES, False),
         attn_implementation="sdpa",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from statistics import median
 from typing import Any
@@ -23,7 +23,8 @@ from .sources import LEVELS, Context, Guess, State
 RECENT = 9  # steps whose seconds count
 FEW = 16  # tokens of a step that counts: one of more reads a prompt, or a long draft that was right
 FADE = 0.95  # how much of what is known of its guesses counts after each token
-AGAIN = 64  # passes after which it is asked once more, where it was not worth its time
+AGAIN = 64  # questions after which it is asked once more, where it was not worth its time
+TRIAL = 4  # steps before what they take is believed: the first ones warm up
 EXPECTED: dict[Hashable, float] = {
     (kind, level + 1): 0.9 * share for kind in ("likeliest", "drawn") for level, share in enumerate(LEVELS)
 }
@@ -51,7 +52,7 @@ class AssistantCost:
         self.plain, self.rows = plain, rows
         self.seconds: deque[float] = deque(maxlen=RECENT)
         self._right, self._count = 2.0, 3.0
-        self._idle = 0
+        self._idle: Counter[int] = Counter()  # questions that did not pay since the last that did, by row
 
     def observe_step(self, seconds: float, tokens: int = 1) -> None:
         """A step that read so many tokens took so long; it is no part of the pass that verifies."""
@@ -63,11 +64,11 @@ class AssistantCost:
         """Its first guess for a pass was right, or not."""
         self._right, self._count = self._right * FADE + is_right, self._count * FADE + 1
 
-    def is_worth(self, share: float) -> bool:
+    def is_worth(self, share: float, row: int = 0) -> bool:
         """Whether to ask after a path that is right with this probability, now and then also where it does not pay."""
         worth = self.pays(share)
-        self._idle = 0 if worth else self._idle + 1
-        return worth or self._idle % AGAIN == 0
+        self._idle[row] = 0 if worth else self._idle[row] + 1
+        return worth or self._idle[row] % AGAIN == 0
 
     def pays(self, share: float) -> bool:
         """Whether what is asked after a path that is right with this probability pays for itself.
@@ -75,7 +76,7 @@ class AssistantCost:
         SpecDec++ (Huang et al., 2024) stops a draft where a rejection is likely; here what a step costs decides how
         likely that may be.
         """
-        if self.plain.always or len(self.seconds) < 2:
+        if self.plain.always or len(self.seconds) < TRIAL:
             return True
         ratio = self.rows * median(self.seconds) / self.plain.curve.seconds(1)
         return share * self._right / self._count > ratio
@@ -95,6 +96,8 @@ class Assistant:
     choose
         A token by logits `[V]`, so many tokens after the next one, and how sure it is; the likeliest by default, in
         a sampled text :meth:`mmaccel.decoding.dice.Dice.choose`.
+    row
+        Of the batch.
 
     Attributes
     ----------
@@ -105,9 +108,14 @@ class Assistant:
     costs_a_pass = True
 
     def __init__(
-        self, model: Any, cost: AssistantCost, forbidden: Container[int] = (), choose: Chooser = likeliest
+        self,
+        model: Any,
+        cost: AssistantCost,
+        forbidden: Container[int] = (),
+        choose: Chooser = likeliest,
+        row: int = 0,
     ) -> None:
-        self.model, self.cost, self.forbidden, self.choose = model, cost, forbidden, choose
+        self.model, self.cost, self.forbidden, self.choose, self.row = model, cost, forbidden, choose, row
         self.kind = "likeliest" if choose is likeliest else "drawn"
         self._now = clock(model.device)  # as the passes that it is weighed against are timed
         self._cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -129,7 +137,7 @@ class Assistant:
 
     def guesses(self, state: State) -> Iterator[Guess]:
         tokens, share = state
-        if not 0 < len(self._text) + len(tokens) <= self._longest or not self.cost.is_worth(share):
+        if not 0 < len(self._text) + len(tokens) <= self._longest or not self.cost.is_worth(share, self.row):
             return
         began = self._now()
         token, probability = self.choose(self._logits([*self._text, *tokens]), len(tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from transformers import DynamicCache
 from ..dice import Dice
 from ..loop import clock
 from ..matching import Likely
-from .assistant import AssistantCost
+from .assistant import FEW, AssistantCost
 from .eagle_head import EagleHead
 from .sources import LEVELS, Context, Guess, State
 
@@ -32,15 +33,20 @@ class Node:
 
     Attributes
     ----------
-    hidden, logits
-        The head's state `[H]` behind it, and what it says of the next token, `[D]`.
+    hidden
+        The head's state `[H]` behind it.
+    likely
+        Tokens after it and their probabilities.
     places
         Of its tokens in the cache.
+    share
+        Probability of the path.
     """
 
     hidden: Tensor
-    logits: Tensor
-    places: tuple[int, ...]
+    likely: Likely
+    places: Path
+    share: float
 
 
 class EagleGuesses:
@@ -52,12 +58,16 @@ class EagleGuesses:
         Trained for the model, on its device.
     cost
         Of its steps.
-    told
+    take_states
         Takes the hidden states `[N, F]` of tokens of the text that the model read since it was last asked.
     forbidden
         Tokens that are never proposed.
     dice
         Of a sampled text.
+    branches
+        Whether several tokens may follow one.
+    row
+        Of the batch.
     """
 
     costs_a_pass = True
@@ -66,100 +76,120 @@ class EagleGuesses:
         self,
         head: EagleHead,
         cost: AssistantCost,
-        told: Callable[[], Tensor],
+        take_states: Callable[[], Tensor],
         forbidden: Container[int] = (),
         dice: Dice | None = None,
+        *,
+        branches: bool = True,
+        row: int = 0,
     ) -> None:
-        self.head, self.cost, self.told, self.forbidden, self.dice = head, cost, told, forbidden, dice
+        self.head, self.cost, self.take_states, self.forbidden, self.dice = head, cost, take_states, forbidden, dice
+        self.branches, self.row = branches, row
         self._now = clock(head.device)  # as the passes that it is weighed against are timed
         self.begin(())
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._text, self._unread = list(tokens), list[Tensor]()  # hidden states of the last tokens but one
-        self._cache: Any = DynamicCache(config=self.head.config)
-        self._held = 0  # places of the cache that are of the text, before those of guesses
+        self._cache: Any = DynamicCache()  # its layers keep everything: a window is the mask's
+        self._held, self._first = 0, 0  # places of the cache that are of the text, before those of guesses; its start
+        self._forget()
+
+    def _forget(self) -> None:
+        """The text goes on: what was guessed of it is of no more use."""
         self._nodes: dict[Path, Node] = {}
-        self._after: dict[Path, list[State]] = {}  # what was guessed to follow
-        self._first: int | None = None  # its guess for the next token
+        self._guess: int | None = None  # for the next token
 
     def root(self) -> State:
         return ((), 1.0) if self._nodes or self._unread else None
 
     def guesses(self, state: State) -> Iterator[Guess]:
         path, share = state
-        if not self.cost.is_worth(share):
+        if not self.cost.is_worth(share, self.row):
             return
-        began = self._now()
-        fed = self._feed(path)
-        likely = [one for one in self._likely(self._nodes[path].logits, len(path)) if one[0] not in self.forbidden]
-        self._after[path] = [((*path, token), share * probability) for token, probability in likely]
-        if fed:
-            self.cost.observe_step(self._now() - began, fed)
+        self._timed(path)
+        likely = self._nodes[path].likely
         if not path and likely:
-            self._first = likely[0][0]
+            self._guess = likely[0][0]
         kind = "headed" if self.dice is None else "headed, drawn"
-        for (token, probability), behind in zip(likely, self._after[path], strict=True):
-            yield token, (kind, bisect(LEVELS, probability)), behind
-
-    def _likely(self, logits: Tensor, depth: int) -> list[tuple[int, float]]:
-        """Tokens by logits `[D]`, the likeliest first; of a sampled text the one that will be drawn."""
-        if self.dice is not None:
-            whole = logits.new_full((self.dice.size,), -torch.inf)
-            return [self.dice.choose(whole.index_copy(0, self.head.draft_tokens, logits), depth)]
-        shares, rows = logits.float().softmax(-1).topk(min(FOLLOW, len(logits)))
-        return list(zip(self.head.draft_tokens[rows].tolist(), shares.tolist(), strict=True))
+        for token, probability in likely:
+            yield token, (kind, bisect(LEVELS, probability)), ((*path, token), share * probability)
 
     def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
-        if self._first is not None:
-            self.cost.observe_guess(self._first == tokens[0])
+        if self._guess is not None:
+            self.cost.observe_guess(self._guess == tokens[0])
         self._text.extend(tokens)
-        self._nodes, self._after, self._first = {}, {}, None
-        states = self.told()[1 - len(self._text) :]
-        if len(states):
-            self._unread.append(states)
+        self._forget()
+        states = self.take_states()
+        if len(states) and len(self._text) > 1:
+            self._unread.append(states[-len(self._text) + 1 :].to(self.head.device))
+
+    def _timed(self, path: Path) -> None:
+        """Read a path, and tell what the step took; of a long text that says nothing, and the likeliest is read too."""
+        began = self._now()
+        fed = self._read() if not self._nodes else self._feed(path) if path not in self._nodes else 0
+        if fed:
+            self.cost.observe_step(self._now() - began, fed)
+        if fed > FEW and self._nodes[()].likely:
+            self._timed((self._nodes[()].likely[0][0],))
 
     @torch.no_grad()
     def _feed(self, path: Path) -> int:
-        """Make sure that a path that follows the text was read; how many tokens were read for that."""
-        if not self._nodes:
-            return self._read()
-        if path in self._nodes:
-            return 0
-        beside = [other for other, share in self._after[path[:-1]] if other != path and self.cost.pays(share)]
-        group = [
-            path,
-            *(other for other in beside if other not in self._nodes),
-        ]  # one pass is hardly more than one of them
-        node, first = self._nodes[path[:-1]], self._cache.get_seq_length()
-        seen = torch.zeros(len(group), first + len(group), dtype=torch.bool, device=self.head.device)
-        seen[:, : self._held] = True
-        seen[:, list(node.places)] = True
-        seen[:, first:].fill_diagonal_(True)
-        place = len(self._text) + len(path) - 2
-        places = torch.full((len(group),), place)
-        hidden = self._step([other[-1] for other in group], node.hidden.expand(len(group), -1), places, seen)
-        for number, (other, state, logits) in enumerate(zip(group, hidden, self.head.logits(hidden), strict=True)):
-            self._nodes[other] = Node(state, logits, (*node.places, first + number))
+        """Read a path that follows the text, and those beside it that pay too; how many tokens were read."""
+        before, first = self._nodes[path[:-1]], self._cache.get_seq_length()
+        others = before.likely if self.branches else ()
+        beside = [token for token, share in others if token != path[-1] and self.cost.pays(before.share * share)]
+        group = [path[-1], *(token for token in beside if (*path[:-1], token) not in self._nodes)]
+        places = [len(self._text) + len(path) - 2] * len(group)
+        own = torch.zeros(len(group), first - self._held + len(group), dtype=torch.bool)
+        own[:, [place - self._held for place in before.places]] = True
+        own[:, first - self._held :].fill_diagonal_(True)
+        seen = torch.cat([self._seen(places, self._held), own], 1)
+        hidden = self._step(group, before.hidden.expand(len(group), -1), places, seen)
+        shares, found = dict(before.likely), self._likely(hidden, len(path))
+        for number, (token, state, likely) in enumerate(zip(group, hidden, found, strict=True)):
+            own_places = (*before.places, first + number)
+            self._nodes[*path[:-1], token] = Node(state, likely, own_places, before.share * shares[token])
         return len(group)
 
+    @torch.no_grad()
     def _read(self) -> int:
         """Read what the model read of the text; how many tokens that was."""
         extra = self._cache.get_seq_length() - self._held
         if extra:
             self._cache.crop(-extra)
-        unread = torch.cat(self._unread)
-        first = len(self._text) - len(unread)
-        for states in unread.split(CHUNK):
-            count = len(states)
-            seen = torch.ones(count, self._held + count, dtype=torch.bool, device=self.head.device).tril(self._held)
-            places = torch.arange(first - 1, first - 1 + count)
-            hidden = self._step(self._text[first : first + count], self.head.join(states), places, seen)
-            self._held, first = self._held + count, first + count
-        self._unread, self._nodes[()] = [], Node(hidden[-1], self.head.logits(hidden[-1]), ())
-        return len(unread)
+        count = sum(map(len, self._unread))
+        place = len(self._text) - 1 - count
+        self._first = place - self._held
+        for states in (chunk for unread in self._unread for chunk in unread.split(CHUNK)):
+            places = list(range(place, place + len(states)))
+            self._held, place = self._held + len(states), place + len(states)
+            tokens = self._text[places[0] + 1 : place + 1]
+            hidden = self._step(tokens, self.head.join(states), places, self._seen(places, self._held))
+        self._unread = []
+        self._nodes[()] = Node(hidden[-1], self._likely(hidden[-1:], 0)[0], (), 1.0)
+        return count
 
-    def _step(self, tokens: list[int], hidden: Tensor, places: Tensor, seen: Tensor) -> Tensor:
+    def _seen(self, places: list[int], held: int) -> Tensor:
+        """Which of the first places of the cache, those of the text, are seen from some places, `[N, held]`."""
+        far = torch.tensor(places)[:, None] - torch.arange(self._first, self._first + held)
+        return (far >= 0) & (far < (self.head.config.window or sys.maxsize))
+
+    def _step(self, tokens: list[int], hidden: Tensor, places: list[int], seen: Tensor) -> Tensor:
         """The head's states `[N, H]` for tokens at some places, each beside the state before it."""
-        fed, places = torch.tensor([tokens]).to(self.head.device), places[None].to(self.head.device)
-        found: Tensor = self.head(fed, hidden[None], places, seen[None, None], self._cache)[0]
+        device = self.head.device
+        mask = None if len(tokens) == 1 and bool(seen.all()) else seen.to(device)[None, None]
+        fed, at = torch.tensor([tokens, places]).to(device)
+        found: Tensor = self.head(fed[None], hidden[None], at[None], mask, self._cache)[0]
         return found
+
+    def _likely(self, hidden: Tensor, depth: int) -> list[Likely]:
+        """Tokens after each of some states `[N, H]`, the likeliest first; of a sampled text what will be drawn."""
+        logits, tokens = self.head.logits(hidden), self.head.draft_tokens
+        if self.dice is not None:
+            whole = logits.new_full((len(logits), self.dice.size), -torch.inf).index_copy(1, tokens, logits)
+            found: list[Likely] = [[self.dice.choose(row, depth)] for row in whole]
+        else:
+            shares, rows = logits.float().softmax(-1).topk(min(FOLLOW, len(tokens)))
+            found = [list(zip(*row, strict=True)) for row in zip(tokens[rows].tolist(), shares.tolist(), strict=True)]
+        least = LEVELS[0]
+        return [[(t, share) for t, share in row if share >= least and t not in self.forbidden] for row in found]

@@ -23,7 +23,7 @@ def layers_read(layers: int) -> tuple[int, ...]:
 
 
 class EagleHead(nn.Module):
-    """Predict the token after the next one, from that one and the hidden states before it (EAGLE-3, Li et al., 2025).
+    """Predict the token after a given one, from it and the hidden state of the token before (EAGLE-3, Li et al., 2025).
 
     Hidden states of three layers of the model, `[B, N, F]`, are joined by :meth:`join`; afterwards the head's own
     `[B, N, H]` stand in for those of tokens that the model has not read.
@@ -31,26 +31,27 @@ class EagleHead(nn.Module):
     Parameters
     ----------
     config
-        Of the layer, "llama" or "qwen3", with the sizes `target_hidden_size` and `draft_vocab_size`, the layers that it
-        `reads`, and the switches that :data:`SWITCHES` names.
+        Of the layer, "llama" or "qwen3", with the sizes `target_hidden_size` and `draft_vocab_size`, the `layers_read`
+        of the model, the `window` of tokens that is attended to (None for all), and what :data:`SWITCHES` names.
 
     Attributes
     ----------
     embedding, output, draft_tokens
         Of the tokens `[V, H]`, of those that can be drafted `[D, H]`, and which of the vocabulary these are `[D]`; no
-        part of the state.
-    own
-        Embedding and output of the checkpoint, by name; None for the model's own.
+        part of the state. Embedding and output are None until :meth:`beside`, where they are the model's own.
     """
 
-    # In the order of the papers: the residual is what was normed; norms before the states are joined, of all or of
-    # each; and what the head hands on is what its output reads.
-    SWITCHES: ClassVar[tuple[str, ...]] = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    SWITCHES: ClassVar[tuple[str, ...]] = (
+        "norm_before_residual",  # the residual is the state after its norm
+        "norm_before_fc",  # one norm over the states of all layers, before they are joined
+        "fc_norm",  # a norm over the state of each
+        "norm_output",  # what is handed on to the next step went through the last norm
+    )
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
         self.config = config
-        size, states = config.hidden_size, len(config.reads)
+        size, states = config.hidden_size, len(config.layers_read)
         kind = KINDS[config.model_type][1]
         self.fc = nn.Linear(states * config.target_hidden_size, size, bias=False)
         self.layers = nn.ModuleList([kind(config, number) for number in range(config.num_hidden_layers)])
@@ -63,28 +64,48 @@ class EagleHead(nn.Module):
         each = [_norm(config, config.target_hidden_size) for _ in range(states)] if config.fc_norm else []
         self.fc_norm = nn.ModuleList(each)
         self.norm = _norm(config, size)
-        rotary: Any = config
-        self.rotary_emb = LlamaRotaryEmbedding(rotary)
-        self.embedding = self.output = self.draft_tokens = torch.empty(0)
-        self.own: dict[str, Tensor | None] = {"embed_tokens": None, "lm_head": None}
+        self.rotary_emb: nn.Module = self._rotary()
+        self.embedding: Tensor | None = None
+        self.output: Tensor | None = None
+        self.draft_tokens = torch.arange(config.draft_vocab_size)
+        self._borrows: tuple[bool, bool] | None = None  # embedding and output, from the model
         self._at: tuple[torch.device, torch.dtype] | None = None
 
     @property
     def device(self) -> torch.device:
         return self.fc.weight.device
 
+    def _rotary(self) -> nn.Module:
+        config: Any = self.config
+        rotary: nn.Module = LlamaRotaryEmbedding(config)
+        return rotary
+
     def beside(self, model: Any) -> EagleHead:
         """The head on the device and in the type of the model it drafts for, which may have moved."""
         matrix = model.get_output_embeddings().weight.detach()
         at = matrix.device, model.dtype
-        if self._at != at:
-            self.to(*at)
-            self.draft_tokens = self.draft_tokens.to(matrix.device)
-            embedding, output = self.own["embed_tokens"], self.own["lm_head"]
-            self.embedding = (model.get_input_embeddings().weight.detach() if embedding is None else embedding).to(*at)
-            self.output = (matrix[self.draft_tokens] if output is None else output).to(*at)
-            self._at = at
+        if self._at == at:
+            return self
+        self._borrows = self._borrows or (self.embedding is None, self.output is None)
+        self.rotary_emb = nn.Identity()
+        self.to(*at)
+        self.rotary_emb = self._rotary().to(matrix.device)  # whose frequencies stay in float32
+        self.draft_tokens = self.draft_tokens.to(matrix.device)
+        given = model.get_input_embeddings().weight.detach(), matrix[self.draft_tokens]
+        known = self.embedding, self.output
+        self.embedding, self.output = (
+            (theirs if borrows or own is None else own).to(*at)
+            for theirs, own, borrows in zip(given, known, self._borrows, strict=True)
+        )
+        self._at = at
         return self
+
+    @property
+    def bytes(self) -> int:
+        """Of all that is not the model's own."""
+        assert self.embedding is not None and self.output is not None and self._borrows is not None
+        matrices = self.output.nbytes + (0 if self._borrows[0] else self.embedding.nbytes)
+        return matrices + sum(value.nbytes for value in self.parameters())
 
     def join(self, states: Tensor) -> Tensor:
         """Hidden states of the model's layers `[B, N, F]` as one of the head's own, `[B, N, H]`."""
@@ -96,7 +117,9 @@ class EagleHead(nn.Module):
         joined: Tensor = self.fc(states)
         return joined
 
-    def forward(self, tokens: Tensor, hidden: Tensor, places: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, places: Tensor, mask: Tensor | None, cache: DynamicCache
+    ) -> Tensor:
         """The head's states `[B, N, H]` for each token and the state before it.
 
         Parameters
@@ -104,10 +127,11 @@ class EagleHead(nn.Module):
         tokens, hidden, places
             `[B, N]`, `[B, N, H]` of the tokens before, and their positions `[B, N]`.
         mask
-            `[1, 1, N, M]`, which of the places that the cache then holds are seen.
+            `[1, 1, N, M]`, which of the places that the cache then holds are seen; None for all, of one token.
         cache
             Gets the keys and values.
         """
+        assert self.embedding is not None
         turned = self.rotary_emb(hidden, places)
         first: Any = self.layers[0]
         embedded = first.input_layernorm(functional.embedding(tokens, self.embedding).to(hidden.dtype))
@@ -123,6 +147,7 @@ class EagleHead(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of the tokens of the draft vocabulary, `[..., D]`."""
+        assert self.output is not None
         return functional.linear(hidden if self.config.norm_output else self.norm(hidden), self.output)
 
 

@@ -16,13 +16,14 @@ from mmaccel.errors import UnsupportedTargetError, WeightsError
 from .eagle_head import KINDS, EagleHead, layers_read
 
 TO_SAFE = (
-    "a pytorch_model.bin, which may run code, is not read: write it once as safetensors, state ="
-    ' torch.load("pytorch_model.bin", weights_only=True); safetensors.torch.save_file(state, "model.safetensors")'
+    "; if it is published as pytorch_model.bin alone, which may run code and is not read, write that once as"
+    ' safetensors: state = torch.load("pytorch_model.bin", weights_only=True);'
+    ' safetensors.torch.save_file(state, "model.safetensors")'
 )
 UNUSED = ("t2d", "verifier_norm.", "verifier_lm_head.", "rotary_emb.")  # of the training
-ENTRIES = (  # of its configuration, which mean nothing here or are told otherwise
-    "architectures", "auto_map", "eagle_config", "model_type", "torch_dtype", "dtype", "layer_types",
-    "_attn_implementation",
+REPLACED = (  # of the configuration of a layer, which is told otherwise, or is of its file
+    "architectures", "auto_map", "eagle_config", "model_type", "torch_dtype", "dtype", "_attn_implementation",
+    "layer_types", "sliding_window", "use_sliding_window", "max_window_layers",
 )  # fmt: skip
 
 
@@ -36,26 +37,46 @@ def load_head(path: str, model: Any) -> EagleHead:
     UnsupportedTargetError
         If it was trained for a model of other sizes.
     """
-    head = EagleHead(configuration(path, model))
+    config = configuration(path, model)
+    try:
+        with torch.device("meta"):
+            head = EagleHead(config)
+    except KeyError as error:
+        raise WeightsError(
+            f"{path}/config.json asks for rotary embeddings of kind {error}, which are not known"
+        ) from error
     weights = {_renamed(name): value for name, value in load_file(_file(path, "model.safetensors")).items()}
-    head.own = {name: weights.pop(f"{name}.weight", None) for name in ("embed_tokens", "lm_head")}
-    shift = weights.pop("d2t", torch.zeros(head.config.draft_vocab_size, dtype=torch.long)).long()
-    shapes = {name: value.shape for name, value in head.state_dict().items()}
+    embedding, output = weights.pop("embed_tokens.weight", None), weights.pop("lm_head.weight", None)
+    shift = weights.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long)).long()
+    size, vocabulary = config.hidden_size, len(model.get_input_embeddings().weight)
+    shapes = {name: tuple(value.shape) for name, value in head.state_dict().items()}
     wrong = [name for name, shape in shapes.items() if name not in weights or weights[name].shape != shape]
     wrong.extend(name for name in weights if name not in shapes and not name.startswith(UNUSED))
-    if wrong or len(shift) != head.config.draft_vocab_size:
+    if embedding is not None and (embedding.shape[1] != size or len(embedding) < vocabulary):
+        wrong.append("embed_tokens.weight")
+    if output is not None and output.shape != (config.draft_vocab_size, size):
+        wrong.append("lm_head.weight")
+    if wrong or len(shift) != config.draft_vocab_size:
         raise WeightsError(f"{path}/model.safetensors is not what its config.json says: {wrong[:3] or 'd2t'}")
-    head.load_state_dict({name: weights[name] for name in shapes})
-    head.draft_tokens = shift + torch.arange(len(shift))
-    size, most = model.get_output_embeddings().weight.shape[1], int(head.draft_tokens.max())
-    if most >= len(model.get_output_embeddings().weight):
+    head.load_state_dict({name: weights[name] for name in shapes}, assign=True)
+    head.draft_tokens, head.embedding, head.output = shift + torch.arange(len(shift)), embedding, output
+    _check(path, head, model)
+    return head.eval().requires_grad_(False).beside(model)
+
+
+def _check(path: str, head: EagleHead, model: Any) -> None:
+    """Refuse a model that is not the one the head was trained for, or whose matrices cannot serve it."""
+    theirs, most = model.get_output_embeddings().weight, int(head.draft_tokens.max())
+    if most >= len(theirs):
         raise UnsupportedTargetError(
             f"{path} drafts token {most}, which {type(model).__name__} has not: give the head that was trained for it"
         )
-    fits = size == head.config.hidden_size and model.get_output_embeddings().weight.is_floating_point()
-    if not fits and None in head.own.values():
+    fits = theirs.shape[1] == head.config.hidden_size and theirs.is_floating_point()
+    if not fits and (head.embedding is None or head.output is None):
         raise WeightsError(f"{path}/model.safetensors has no embedding or output, and the model's cannot serve it")
-    return head.eval().requires_grad_(False).beside(model)
+    given = model.get_input_embeddings().weight
+    if head.embedding is not None and torch.equal(head.embedding.to(given.device, given.dtype), given):
+        head.embedding = None  # speculators' files have a copy of it
 
 
 def configuration(path: str, model: Any) -> PretrainedConfig:
@@ -63,23 +84,56 @@ def configuration(path: str, model: Any) -> PretrainedConfig:
     told = json.loads(Path(_file(path, "config.json")).read_text())
     layer = told.get("transformer_layer_config", told)
     kind, target = layer.get("model_type", "llama"), model.config.get_text_config(decoder=True)
-    if kind not in KINDS or not told.get("draft_vocab_size"):
-        raise WeightsError(f"{path}/config.json is of no EAGLE-3 head with layers of {' or '.join(KINDS)}")
+    algorithm = told.get("speculators_model_type", "eagle3")
+    if algorithm != "eagle3" or not told.get("draft_vocab_size"):
+        raise WeightsError(f"{path}/config.json is of no EAGLE-3 head: give one, not {algorithm} or an older EAGLE")
+    if kind not in KINDS:
+        raise WeightsError(f"{path} has a layer of {kind}, and only those of {' and '.join(KINDS)} are known")
     size = told.get("target_hidden_size") or layer["hidden_size"]
     if size != target.hidden_size:
         raise UnsupportedTargetError(
             f"{path} was trained for a model of hidden size {size}, {type(model).__name__} has {target.hidden_size}:"
             " give the head that was trained for this model"
         )
+    count = len(model.get_decoder().layers)
+    reads = _layers(told, count)
+    if not all(0 <= number <= count for number in reads):
+        raise UnsupportedTargetError(
+            f"{path} reads layers {reads} of a model, {type(model).__name__} has {count}:"
+            " give the head that was trained for this model"
+        )
     given: dict[str, Any] = {
-        **{name: value for name, value in layer.items() if name not in ENTRIES},
+        **{name: value for name, value in layer.items() if name not in REPLACED},
         **{name: bool(told.get(name, False)) for name in EagleHead.SWITCHES},
+        **_rotary(layer),
         "attn_implementation": "sdpa",
         "target_hidden_size": size,
         "draft_vocab_size": told["draft_vocab_size"],
-        "reads": _layers(told, len(model.get_decoder().layers)),
+        "layers_read": reads,
+        "window": _window(path, layer),
     }
     return KINDS[kind][0](**given)
+
+
+def _window(path: str, layer: dict[str, Any]) -> int | None:
+    """Of tokens that its layers attend to; None for all."""
+    kinds = set(layer.get("layer_types") or ())
+    if len(kinds) > 1:
+        raise WeightsError(f"{path} has layers with a window and without, which are not known: give another head")
+    slides = kinds == {"sliding_attention"} if kinds else bool(layer.get("use_sliding_window"))
+    window: int | None = layer.get("sliding_window")
+    return window if slides else None
+
+
+def _rotary(layer: dict[str, Any]) -> dict[str, Any]:
+    """Rotary settings; those of pictures' places are the plain ones for text."""
+    found = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        told = layer.get(name)
+        if isinstance(told, dict) and "mrope" in (told.get("rope_type"), told.get("type")):
+            plain = {key: value for key, value in told.items() if key not in ("type", "mrope_section")}
+            found[name] = {**plain, "rope_type": "default"}
+    return found
 
 
 def _layers(told: dict[str, Any], count: int) -> tuple[int, ...]:
@@ -105,5 +159,5 @@ def _file(path: str, name: str) -> str:
         if found is not None:
             return str(found)
         reason = f"there is no {name}"
-    pickled = f"; {TO_SAFE}" if name.endswith(".safetensors") else ""
-    raise WeightsError(f"head={path!r}: {reason}{pickled}")
+    lacks = name.endswith(".safetensors") and "does not appear" in reason
+    raise WeightsError(f"head={path!r}: {reason}{TO_SAFE if lacks else ''}")

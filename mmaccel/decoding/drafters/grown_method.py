@@ -13,6 +13,7 @@ from ..generation import Call
 from .acceptance import Acceptance
 from .assistant import EXPECTED as ASSISTANT
 from .draft_method import DraftMethod
+from .eagle_guesses import EXPECTED as HEADED
 from .given_text import EXPECTED as GIVEN
 from .grown_draft import GrownDrafter
 from .pass_cost import PassCost
@@ -64,7 +65,9 @@ class GrownMethod(DraftMethod):
 
     def drafters(self, call: Call) -> list[GrownDrafter]:
         """A drafter for each row; how often guesses are right, and what they cost, is learned from all texts."""
-        acceptance: Acceptance = self._kept(call, "acceptance", Acceptance({**EXPECTED, **GIVEN, **ASSISTANT}))
+        acceptance: Acceptance = self._kept(
+            call, "acceptance", Acceptance({**EXPECTED, **GIVEN, **ASSISTANT, **HEADED})
+        )
         cost = self.width(call)
         return [
             GrownDrafter(self.sources(call, row), acceptance, cost, call.branches, call.reads_again)
