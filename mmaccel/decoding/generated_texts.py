@@ -90,9 +90,8 @@ class GeneratedTexts:
         self._attention: PassAttention | None = None  # once the prompt is read
         self._complete: set[int] = set()  # rows of which the cache holds the last token
         self._next = ids.new_zeros(1)  # position of the last token of each row
-        found = cache_of(kwargs)
+        found, embeds = cache_of(kwargs), kwargs.get("inputs_embeds")
         self.cache = found.self_attention_cache if isinstance(found, EncoderDecoderCache) else found
-        embeds = kwargs.get("inputs_embeds")
         length = self.start if embeds is None else max(self.start, embeds.shape[1])
         positions = positions_of(model)
         for text in self.texts:
