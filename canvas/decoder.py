@@ -42,7 +42,7 @@ class BlockDecoder(Follower):
     """
 
     def __init__(self, session: Session, adapter: BlockPipelineAdapter, methods: Sequence[CanvasMethod]) -> None:
-        super().__init__(session, adapter.target.model, methods)
+        super().__init__(session, methods)
         self.adapter, self.exact = adapter, session.report.exact
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
@@ -82,8 +82,10 @@ class BlockDecoder(Follower):
         super().attach(stack)
         if self.prefix is not None:
             intercept_attention(stack, attention_layers(self.model), self.prefix.attend)
-        wrap_method(stack, self.scheduler, "check_eos_finished", self._note_finished)
-        wrap_method(stack, self.scheduler, "check_block_should_continue", self._continue)
+        wrap_method(stack, self.scheduler, "check_eos_finished", functools.partial(self._in_run, self._note_finished))
+        wrap_method(
+            stack, self.scheduler, "check_block_should_continue", functools.partial(self._in_run, self._continue)
+        )
 
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
         pipe = self.adapter.target

@@ -29,8 +29,10 @@ class PictureDecoder(Follower):
         is not the session's.
     """
 
-    def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
-        super().__init__(session, pipe.transformer, methods)
+    part = "transformer"
+
+    def __init__(self, session: Session, methods: Sequence[CanvasMethod]) -> None:
+        super().__init__(session, methods)
         self.guidance = next((m for m in methods if isinstance(m, LateGuidance)), None)
         self._forget()
 

@@ -38,7 +38,7 @@ class CanvasAdapter(Adapter, Generic[D]):
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a run with these arguments."""
         if self.decoder is not None:
-            self.decoder.refuse_another_scheduler()
+            self.decoder.refuse_other_parts()
 
     def attach(self, method: CanvasMethod, session: Session, stack: ExitStack) -> None:
         """Add a method; the first one installs what follows the pipeline's passes and steps."""

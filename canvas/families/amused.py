@@ -46,4 +46,4 @@ class AmusedAdapter(CanvasAdapter[PictureDecoder]):
             self.decoder.prepare(call.arguments["guidance_scale"] > 1, call.arguments.get("strength", 1.0))
 
     def decoder_of(self, session: Session, methods: list[CanvasMethod]) -> PictureDecoder:
-        return PictureDecoder(session, self.target, methods)
+        return PictureDecoder(session, methods)

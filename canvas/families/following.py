@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import CodeType
+from typing import Any, ClassVar
 
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import wrap_forward, wrap_method
@@ -17,34 +20,67 @@ from ..method import CanvasMethod, CommitRule
 class Follower(ABC):
     """What the methods of one session do in each pass of the model and in each step of the scheduler.
 
+    Passes and steps outside a run are those of the model and of the scheduler themselves: what is kept of a run says
+    nothing of other tokens.
+
     Attributes
     ----------
-    scheduler
+    model, scheduler
         That the pipeline had when the session began.
+    part
+        The name that the pipeline has for the model.
     rule
         Of the methods, where there is one.
+    begun
+        Whether the scheduler was given its steps for a run that is to be followed, and the session's has not ended.
+    own
+        The code of the pipeline's call, where that gave the steps: the run ends with it.
     """
 
-    def __init__(self, session: Session, model: Any, methods: Sequence[CanvasMethod]) -> None:
-        self.session, self.model, self.scheduler = session, model, session.target.scheduler
+    part: ClassVar[str] = "model"
+
+    def __init__(self, session: Session, methods: Sequence[CanvasMethod]) -> None:
+        pipe = session.target
+        self.session, self.model, self.scheduler = session, getattr(pipe, self.part), pipe.scheduler
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
+        self.begun = False
+        self.own: CodeType | None = None
 
     def attach(self, stack: ExitStack) -> None:
         """Install itself, until `stack` closes."""
+        self.session.hold(self.model)
         self.session.hold(self.scheduler)
         self.session.around.append(self._run)
         stack.callback(self.session.around.remove, self._run)
-        wrap_forward(stack, self.model, self._forward)
-        wrap_method(stack, self.scheduler, "step", self._step)
-        wrap_method(stack, self.scheduler, "set_timesteps", self._start)
+        wrap_forward(stack, self.model, functools.partial(self._in_run, self._forward))
+        wrap_method(stack, self.scheduler, "step", functools.partial(self._in_run, self._step))
+        wrap_method(stack, self.scheduler, "set_timesteps", self._start_run)
 
-    def refuse_another_scheduler(self) -> None:
-        """Raise an `UnsupportedTargetError` if the pipeline has another scheduler by now."""
-        if self.session.target.scheduler is not self.scheduler:
+    def refuse_other_parts(self) -> None:
+        """Raise an `UnsupportedTargetError` if the pipeline has another model or scheduler by now."""
+        replaced = self._replaced()
+        if replaced is not None:
             raise UnsupportedTargetError(
-                f"the pipeline has another scheduler than when {self.session} began, and methods follow that one: call"
+                f"the pipeline has another {replaced} than when {self.session} began, and methods follow that one: call"
                 " .remove(), and accelerate it again"
             )
+
+    def _replaced(self) -> str | None:
+        """The name of a part that the pipeline had when the session began, and has no more."""
+        followed = {self.part: self.model, "scheduler": self.scheduler}
+        return next((name for name, part in followed.items() if getattr(self.session.target, name) is not part), None)
+
+    def _start_run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """With the scheduler's steps a run begins; it is not followed where its passes cannot be."""
+        self.begun = self._replaced() is None
+        code = getattr(inspect.unwrap(type(self.session.target).__call__), "__code__", None)
+        self.own = code if _is_running(code) else None  # else someone goes through the steps by hand
+        return self._start(original, *args, **kwargs) if self.begun else original(*args, **kwargs)
+
+    def _in_run(self, follow: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """By `follow` while a run is going on. Calls of the pipeline itself, and their errors, do not say they end."""
+        running = self.begun and (self.own is None or _is_running(self.own))
+        return follow(original, *args, **kwargs) if running else original(*args, **kwargs)
 
     @contextmanager
     def _run(self) -> Iterator[None]:
@@ -53,6 +89,7 @@ class Follower(ABC):
             yield
             self._fill()
         finally:
+            self.begun = False
             self._forget()
 
     @abstractmethod
@@ -74,3 +111,11 @@ class Follower(ABC):
     @abstractmethod
     def _start(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """With the scheduler's steps, a run of the pipeline begins."""
+
+
+def _is_running(code: CodeType | None) -> bool:
+    """Whether a function of this code is among the callers."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None

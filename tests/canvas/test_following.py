@@ -1,0 +1,178 @@
+"""What is followed in a session: the parts that the pipeline had when it began, and only while a run is going on."""
+
+import copy
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import canvas
+from mmaccel.canvas import examples
+from mmaccel.canvas.picture_examples import CODES, SIDE, pictures
+from mmaccel.canvas.uniform_examples import CANVAS, uniform
+from mmaccel.errors import UnsupportedTargetError
+
+TEXT = (canvas.FactorCommit(), canvas.FreeDave(), canvas.PrefixCache(), canvas.WindowDiffusion(), canvas.S2D2())
+PICTURES = (canvas.HaltonOrder(steps=3), canvas.LateGuidance(1.0))
+
+
+class StoppedError(Exception):
+    """Of a callback."""
+
+
+def stop(*_, **__):
+    raise StoppedError
+
+
+def in_session(fast, pipe, call, callback):
+    fast(**call)
+
+
+def of_the_pipeline(fast, pipe, call, callback):
+    pipe(**call)
+
+
+def cut_short(fast, pipe, call, callback):
+    with pytest.raises(StoppedError):
+        fast(**call, **{callback: stop})
+
+
+def of_the_pipeline_cut_short(fast, pipe, call, callback):
+    with pytest.raises(StoppedError):
+        pipe(**call, **{callback: stop})
+
+
+BEFORE = (lambda *_: None, in_session, of_the_pipeline, cut_short, of_the_pipeline_cut_short)
+
+
+# ---------------------------------------------------------------- parts that are replaced
+
+
+@pytest.mark.parametrize("method", TEXT, ids=str)
+def test_another_model_is_refused_by_name(method):
+    pipe, arguments = examples.block_causal()
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast.model = copy.deepcopy(pipe.model)
+        with pytest.raises(UnsupportedTargetError, match=rf"another model than when .*{method.name}.*accelerate it"):
+            fast(**arguments())
+
+
+def test_another_model_is_refused_where_canvases_begin_as_random_tokens():
+    pipe, arguments = uniform()
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        fast.model = uniform(1)[0].model
+        with pytest.raises(UnsupportedTargetError, match=r"another model than when .*FreeDave.*accelerate it again"):
+            fast(**arguments())
+
+
+@pytest.mark.parametrize("method", PICTURES, ids=str)
+def test_another_transformer_is_refused_by_name(method):
+    pipe, arguments = pictures()
+    own = pipe.transformer
+    with mmaccel.accelerate(pipe, method) as fast:
+        pipe.transformer = pictures(1)[0].transformer
+        with pytest.raises(UnsupportedTargetError, match=rf"another transformer than when .*{method.name}.*accelerate"):
+            fast(**arguments())
+        fast.transformer = own
+        fast(**arguments())
+        assert fast.report.engaged, "with its own one again"
+
+
+@pytest.mark.parametrize("first", (False, True))
+@pytest.mark.parametrize("method", (*TEXT, canvas.Doubling()), ids=str)
+def test_a_call_of_the_pipeline_itself_with_another_model_is_plain(method, first):
+    """Its steps, too, although the scheduler is the one that is followed."""
+    pipe, arguments = examples.block_causal()
+    other = examples.block_causal(1)[0].model
+    plain = examples.pipeline(other)(**arguments()).sequences
+    with mmaccel.accelerate(pipe, method):
+        if first:
+            pipe(**arguments())
+        pipe.model = other
+        assert torch.equal(pipe(**arguments()).sequences, plain)
+
+
+# ---------------------------------------------------------------- calls of the model itself
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("method", TEXT, ids=str)
+@torch.no_grad()
+def test_direct_calls_of_a_text_model_are_its_own(method, before):
+    """Also a second one of the same length, and with other tokens than those of a run."""
+    pipe, arguments = examples.block_causal()
+    call = arguments()
+    ids = torch.randint(4, 60, (2, 2 * examples.BLOCK), generator=torch.Generator().manual_seed(1))
+    given = {"attention_mask": torch.ones_like(ids), "position_ids": torch.arange(ids.shape[1]).expand(2, -1)}
+    plain = pipe.model(ids, **given)
+    with mmaccel.accelerate(pipe, method) as fast:
+        before(fast, pipe, call, "callback_on_step_end")
+        for _ in range(2):
+            found = pipe.model(ids, **given)
+            assert type(found) is type(plain) and torch.equal(found.logits, plain.logits)
+
+
+@torch.no_grad()
+def test_direct_calls_have_hidden_states_and_loss():
+    pipe, _ = examples.bidirectional()
+    ids = torch.randint(4, 60, (1, 9), generator=torch.Generator().manual_seed(1))
+    with mmaccel.accelerate(pipe, canvas.FactorCommit()):
+        found = pipe.model(ids, labels=ids, output_hidden_states=True)
+    assert found.loss > 0 and len(found.hidden_states) == 3
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@torch.no_grad()
+def test_direct_calls_of_a_model_of_random_tokens_are_its_own(before):
+    pipe, arguments = uniform()
+    ids, tokens = torch.arange(8, 15)[None], torch.arange(20, 20 + CANVAS)[None]
+    plain = pipe.model(input_ids=ids, decoder_input_ids=tokens)
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        before(fast, pipe, arguments(), "callback_on_step_end")
+        found = pipe.model(input_ids=ids, decoder_input_ids=tokens)
+    assert type(found) is type(plain) and torch.equal(found.logits, plain.logits)
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("method", PICTURES, ids=str)
+@torch.no_grad()
+def test_direct_calls_of_a_picture_model_are_its_own(method, before):
+    """Also of pictures that are full, alone and beside one that is not."""
+    pipe, arguments = pictures()
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(CODES, (2, SIDE, SIDE), generator=generator)
+    partly = codes.clone()
+    partly[0, 0, 0] = CODES
+    seen = []
+    with pipe.transformer.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True):
+        pipe(**arguments(1, steps=1))
+    plain = [pipe.transformer(each, **seen[0]) for each in (partly, codes, 1 + codes // 2)]
+    with mmaccel.accelerate(pipe, method) as fast:
+        before(fast, pipe, arguments(), "callback")
+        found = [pipe.transformer(each, **seen[0]) for each in (partly, codes, 1 + codes // 2)]
+    assert all(torch.equal(*pair) for pair in zip(plain, found, strict=True))
+
+
+@pytest.mark.parametrize("of_the_session", (False, True))
+def test_runs_are_followed_after_direct_calls(of_the_session):
+    pipe, arguments = examples.block_causal()
+    plain, passes = pipe(**arguments()).sequences, []
+    with mmaccel.accelerate(pipe, canvas.FreeDave(), canvas.PrefixCache()) as fast:
+        pipe.model(arguments()["input_ids"])
+        with pipe.model.model.get_input_embeddings().register_forward_pre_hook(lambda *_: passes.append(None)):
+            found = (fast if of_the_session else pipe)(**arguments()).sequences
+    assert torch.equal(found, plain) and 0 < len(passes) < 24
+
+
+def test_steps_that_are_gone_through_by_hand_are_followed():
+    pipe, arguments = examples.block_causal()
+    ids = torch.cat([arguments()["input_ids"][:, :8], torch.full((1, examples.BLOCK), examples.MASK)], 1)
+    with mmaccel.accelerate(pipe, canvas.Doubling()):
+        pipe.scheduler.set_timesteps(examples.BLOCK, block_length=examples.BLOCK)
+        for step in range(3):
+            logits = pipe.model(ids).logits[:, -examples.BLOCK :]
+            given = {"mask_token_id": examples.MASK, "threshold": 2.0}
+            ids[:, -examples.BLOCK :] = pipe.scheduler.step(
+                logits, step, ids[:, -examples.BLOCK :], **given
+            ).prev_sample
+    assert (ids == examples.MASK).sum() < examples.BLOCK - 3, "more than the scheduler's one a step"
