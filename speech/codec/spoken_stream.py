@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from mmaccel.errors import MmaccelError
+from mmaccel.machine import synchronize
 
 from .streaming_codec_decoder import CodecStream
 
@@ -142,5 +143,7 @@ class _Run:
 
     def _give(self, audio: torch.Tensor) -> None:
         if audio.shape[-1]:
+            if audio.device.type != "cpu":  # where it is only queued until now
+                synchronize()
             self.voice.meter.add(audio)
             self.ready.put(audio)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -36,6 +37,9 @@ class TransducerAdapter(WholeAdapter):
         frames, mask = output.pooler_output, output.attention_mask
         frames = frames if mask is None else frames[:, : int(mask.sum())]
         return timed(TransducerGreedy(self.target).say(frames), frame_samples(self.target, self._processor()))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return each_told(self._processor().tokenizer, tokens)
 
 
 @register_adapter
@@ -82,6 +86,9 @@ class StreamingTransducerAdapter(StreamedAdapter):
         stream = NemotronStream(self.target, self._processor(), self.lookahead, **told)
         return TransducerFrames(stream, frame_samples(self.target, self._processor()))
 
+    def text(self, tokens: Sequence[int]) -> str:
+        return each_told(self._processor().tokenizer, tokens)
+
     def _prompt_id(self, known: Mapping[str, int]) -> int:
         return int(known[self.language] if self.language else self.target.config.default_prompt_id)
 
@@ -109,6 +116,16 @@ class TransducerFrames:
     def peek(self) -> torch.Tensor:
         """The tokens `[1, t, 3]` that would follow if the audio ended now; the stream goes on as before."""
         return as_states(timed(self._stream.ahead().rest(), self._size))
+
+
+def each_told(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """The text of tokens, of which two that are equal are two: a transducer tells none twice, as the frames of CTC do.
+
+    Tokenizers that were made for CTC, such as Parakeet's, would put them together unless told not to.
+    """
+    groups = "group_tokens" in inspect.signature(getattr(tokenizer, "_decode", tokenizer.decode)).parameters
+    told = {"group_tokens": False} if groups else {}
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, **told)).strip()
 
 
 def timed(emissions: Sequence[Emission], size: int) -> list[TimedToken]:

@@ -88,6 +88,8 @@ class TranscriptionEndpoint(Endpoint[Recording]):
             raise SettingError(f"stream={shown(texts['stream'])}: it must be true or false")
         if form not in HOLDS:
             raise SettingError(f"response_format={form!r}: give one of {', '.join(HOLDS)}")
+        streams = texts["stream"].lower() == "true"
+        _check_used(form, times, streams)
         if len(prompt) > PROMPT:
             raise SettingError(f"prompt has {len(prompt)} characters: shorten it to {PROMPT} or fewer")
         return Recording(
@@ -96,7 +98,7 @@ class TranscriptionEndpoint(Endpoint[Recording]):
             recognizer=self.opened.told(language, prompt=prompt or None),
             language=language,
             has_words="word" in times,
-            pieces=queue.SimpleQueue() if texts["stream"].lower() == "true" else None,
+            pieces=queue.SimpleQueue() if streams else None,
         )
 
     def answer(self, requests: list[Recording]) -> list[Answer]:
@@ -127,6 +129,14 @@ class TranscriptionEndpoint(Endpoint[Recording]):
     def pages(self) -> Mapping[str, str]:
         page = files(__package__).joinpath("microphone.html").read_text(encoding="utf-8")
         return {"/": page}
+
+
+def _check_used(form: str, times: list[Any], streams: bool) -> None:
+    """Refuse what would have no effect: OpenAI's events tell text alone, and only one form has times of choice."""
+    if streams and form != "json":
+        raise SettingError(f"response_format={form!r} with stream=true, which tells text alone: leave out one of them")
+    if times and form != "verbose_json":
+        raise SettingError(f"timestamp_granularities with response_format={form!r}: ask for 'verbose_json'")
 
 
 def _samples(given: Any) -> torch.Tensor:

@@ -78,10 +78,13 @@ class Segment:
         found = self.commitment.committed[len(self.commitment.committed) - carried :]
         return [unit.lstrip() if place == 0 else unit for place, unit in enumerate(found)]
 
-    def follow(self, before: Segment, carried: int, draft: tuple[int, ...]) -> None:
-        """Go on from a segment that was cut in the middle of speech."""
+    def follow(self, before: Segment, carried: int, draft: tuple[int, ...], final: str) -> None:
+        """Go on from a segment that was cut in the middle of speech, with what its final does not say already."""
         self.times = before.times[len(before.times) - carried :]
-        self.commitment.tail = before.commitment.tail
+        committed, tail = before.commitment.committed, before.commitment.tail
+        tail = tail[max(0, covered(units(final), [*committed, *tail]) - len(committed)) :]
+        # the first unit of a text has no space before it
+        self.commitment.tail = tail if carried or not tail else [tail[0].lstrip(), *tail[1:]]
         self.draft = draft
 
     def carried(self, final: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -233,9 +234,11 @@ class SpeechStream:
         self._count(segment, cut, words, len(segment.times) - carried)
         # Behind a pause models do without; there a text before makes small ones repeat themselves.
         self._history = last_words(f"{self._history} {text}".strip(), self.recognizer.context) if goes_on else ""
-        self._segment = self._begin(segment, carried, remainder(draft, hypothesis.tokens)) if goes_on else None
-        if self._segment is not None and (partial := self._segment.partial(self._segmenter.position / RATE)):
-            self._events.append(partial)
+        self._segment = self._begin(segment.last(carried)) if goes_on else None
+        if self._segment is not None:
+            self._segment.follow(segment, carried, remainder(draft, hypothesis.tokens), text)
+            if partial := self._segment.partial(self._segmenter.position / RATE):
+                self._events.append(partial)
 
     def _open(self, start: int) -> Segment:
         if self._segment is None:
@@ -243,14 +246,10 @@ class SpeechStream:
             self._segment.began = start / RATE + self.recognizer.endpoint.padding
         return self._segment
 
-    def _begin(self, before: Segment | None = None, carried: int = 0, draft: tuple[int, ...] = ()) -> Segment:
+    def _begin(self, promised: Sequence[str] = ()) -> Segment:
         """A new segment, which keeps what was promised of it while it was part of the one before."""
         prompt = tuple(self.recognizer.adapter.prompt(self._history))
-        words = before.last(carried) if before else []
-        segment = Segment(prompt, self.recognizer.policy.begin(words), self.recognizer.growing())
-        if before is not None:
-            segment.follow(before, carried, draft)
-        return segment
+        return Segment(prompt, self.recognizer.policy.begin(promised), self.recognizer.growing())
 
     def _count(self, segment: Segment, cut: Cut, words: list[Word], promised: int) -> None:
         """Statistics of a segment, of whose words `promised` were shown as stable before."""

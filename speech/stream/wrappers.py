@@ -62,7 +62,8 @@ class BackgroundStream:
         Called with each event, in the thread.
     on_error
         Called with what went wrong with a chunk or in the callback, in the thread; the stream goes on. Without one,
-        the next `push` or `finish` raises it, as it does what `on_error` raises.
+        the next `push` or `finish` raises it, as it does what `on_error` raises. Behind what is no `Exception`, such
+        as `sys.exit()` in a callback, nothing more is heard, and each of them raises it.
     waiting
         Most chunks that wait; default 1000, after which `push` waits too.
 
@@ -85,6 +86,7 @@ class BackgroundStream:
         self._callback, self._on_error = callback, on_error
         self._chunks: queue.Queue[tuple[Any, int | None] | None] = queue.Queue(waiting)
         self._errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        self._fatal: BaseException | None = None
         self._dropped = self._finished = False
         self._thread = threading.Thread(target=self._run, name="mmaccel speech", daemon=True)
         self._thread.start()
@@ -127,6 +129,8 @@ class BackgroundStream:
             self._thread.join()
 
     def _raise(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
         if not self._errors.empty():
             raise self._errors.get()
 
@@ -135,10 +139,18 @@ class BackgroundStream:
             if not self._dropped:
                 chunk, sample_rate = item
                 behind = self._chunks.qsize() > 1
-                self._deliver(lambda: self.stream.push(chunk, sample_rate, partials=not behind))  # noqa: B023
+                self._outlive(lambda: self.stream.push(chunk, sample_rate, partials=not behind))  # noqa: B023
         if not self._dropped:
-            self._deliver(self.stream.finish)
+            self._outlive(self.stream.finish)
         self.stream.close()
+
+    def _outlive(self, step: Callable[[], list[Event]]) -> None:
+        """Deliver, and empty the queue from then on whatever happens: nobody waits for a thread that has ended."""
+        try:
+            self._deliver(step)
+        except BaseException as error:
+            self._fatal, self._dropped = error, True
+            self.stream.close()
 
     def _deliver(self, step: Callable[[], list[Event]]) -> None:
         events: list[Event] = []

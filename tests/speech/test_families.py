@@ -2,11 +2,13 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from peft import LoraConfig
+from tokenizers import Tokenizer, decoders, models
 from transformers.models.auto import modeling_auto
 
 from mmaccel.demos.families.speech_models import RATE, build, rows, sound
@@ -16,10 +18,12 @@ from mmaccel.speech.audio.growing_audio import GrowingAudio
 from mmaccel.speech.audio.upsampled import Upsampler
 from mmaccel.speech.decoding.transducer_greedy import TransducerGreedy
 from mmaccel.speech.families import weights
-from mmaccel.speech.families.adapter import encode_together
+from mmaccel.speech.families.adapter import Encoded, encode_together
 from mmaccel.speech.families.finding import adapter_class, served_classes
 from mmaccel.speech.families.rows import REFUSED
 from mmaccel.speech.families.spelled import spread
+from mmaccel.speech.families.timed import TimedToken, as_states
+from mmaccel.speech.families.transducer import each_told
 from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.stream.events import Final, Partial
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
@@ -85,6 +89,35 @@ def test_equal_letters_stay_two_where_a_blank_is_between_them():
         ("ee", 0.0, pytest.approx(4 / 7 * 0.05, abs=1e-4)),
         ("t", pytest.approx(5 / 7 * 0.05, abs=1e-4), 0.05),
     ]
+
+
+def parakeet_tokenizer():
+    """Parakeet's own class, made for CTC, with words for tokens."""
+    inner = Tokenizer(models.WordLevel({"<pad>": 0, "\u2581very": 1, "\u2581good": 2}, unk_token="<pad>"))
+    inner.decoder = decoders.Metaspace()
+    return transformers.ParakeetTokenizer(tokenizer_object=inner, pad_token="<pad>", unk_token="<pad>")
+
+
+@pytest.mark.parametrize(
+    "name", ["ParakeetForTDT", "ParakeetForRNNT", "NemotronAsrStreamingForRNNT", "Nemotron3_5AsrForRNNT"]
+)
+def test_a_word_that_a_transducer_tells_twice_stays_two(name):
+    found = recognizer(name).adapter
+    assert found.text([4, 5]) == found._processor().tokenizer.decode([4, 5]), "others know of no groups"
+    found.processor = SimpleNamespace(tokenizer=parakeet_tokenizer())
+    assert found.text([1, 1, 2]) == "very very good"
+    tokens = as_states(TimedToken(token, 800 * place, 800 * place + 800) for place, token in enumerate([1, 1, 2]))
+    assert [word.text for word in found.words(Encoded(tokens, 0.15), (), ())] == ["very", "very", "good"]
+
+
+def test_a_tokenizer_that_refuses_other_words_is_told_none():
+    """As that of mistral-common does."""
+
+    class Strict:
+        def decode(self, tokens, skip_special_tokens=False):
+            return f" {tokens} {skip_special_tokens} "
+
+    assert each_told(Strict(), (1, 1)) == "[1, 1] True"
 
 
 @pytest.mark.parametrize("name", ["ParakeetForTDT", "ParakeetForRNNT"])

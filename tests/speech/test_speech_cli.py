@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,6 +178,35 @@ def test_interrupted_it_finishes_with_what_was_heard(model, samples, capsys, mon
     assert cli.main(["run", "speech", "-", "--endpoint", "energy"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{FIRST}\nw6 w7") and "w11" not in out and out.endswith("\n")
+
+
+@pytest.mark.parametrize("source", ("-", "microphone"))
+def test_what_was_heard_before_an_error_is_kept(model, samples, tmp_path, capsys, monkeypatch, source):
+    def broken(*_):
+        yield samples[: round(4.0 * scripted.RATE)].numpy().tobytes()
+        for _ in range(500 if source == "microphone" else 0):  # until the thread has heard it
+            time.sleep(0.01)
+            yield b""
+            if "w0" in capsys.readouterr().out:
+                break
+        raise OSError("the cable is out")
+
+    monkeypatch.setattr(run_commands, "_heard", lambda _: (broken(), scripted.RATE, 1))
+    path = tmp_path / "talk.srt"
+    words = ["run", "speech", *(["-"] if source == "-" else ["--live"]), "-o", str(path), "--endpoint", "energy"]
+    assert cli.main(words) == 2
+    assert FIRST in path.read_text()
+    told = capsys.readouterr().err
+    assert f"wrote {path}, up to the error" in told and "the cable is out" in told
+
+
+def test_an_error_before_anything_is_heard_leaves_the_file_alone(model, tmp_path, monkeypatch):
+    path = tmp_path / "talk.srt"
+    path.write_text("of yesterday")
+    pipe(monkeypatch, b"")
+    monkeypatch.setattr(run_commands, "_whole_samples", lambda *_: iter([torch.full((160,), torch.nan)]))
+    assert cli.main(["run", "speech", "-", "-o", str(path), "--endpoint", "energy"]) == 2
+    assert path.read_text() == "of yesterday"
 
 
 @pytest.mark.parametrize(

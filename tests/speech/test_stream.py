@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import queue
 import random
+import sys
 import threading
 import time
 import types
@@ -16,6 +18,7 @@ from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditio
 
 from mmaccel.errors import AudioError, SettingError, StreamFinishedError, UnsupportedTargetError
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.audio.intake import Intake
 from mmaccel.speech.audio.sample_buffer import SampleBuffer
 from mmaccel.speech.decoding.redecode import decode
 from mmaccel.speech.families.adapter import Word
@@ -23,9 +26,10 @@ from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.policies.local_agreement import LocalAgreement
 from mmaccel.speech.stream.events import Endpoint, Final, Partial
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.segment import Segment
 from mmaccel.speech.stream.stats import Lags, RealTimeClock, StreamStats, quantile
 from mmaccel.speech.stream.transcribe import as_recognizer, pieces, transcribe, transcribe_samples, transcript
-from mmaccel.speech.stream.units import last_words
+from mmaccel.speech.stream.units import last_words, units
 from mmaccel.speech.stream.wrappers import BackgroundStream, stream_events
 
 RATE, ScriptedAdapter, silence, spoken = scripted.RATE, scripted.ScriptedAdapter, scripted.silence, scripted.spoken
@@ -209,6 +213,29 @@ def test_a_chunk_of_one_sample_has_as_many_channels_as_those_before_it():
     with recognizer().stream() as mono:
         mono.push(torch.zeros(1, 1_600))
         assert mono.time == 0.1
+
+
+@pytest.mark.parametrize("is_second", (True, False))
+@pytest.mark.parametrize("channels", (2, 4))
+@pytest.mark.parametrize("last", (1, 3, 5, 8))
+def test_a_short_last_block_has_as_many_channels_as_those_before_it(channels, last, is_second):
+    levels = torch.arange(1, channels + 1) / 10
+    intake = Intake(RATE)
+    for count in (160, last, last, 160, last):
+        block = levels.expand(count, channels) * torch.arange(1, count + 1)[:, None] / 160
+        got = intake.push(block if is_second else block.T)
+        assert torch.allclose(got, levels.mean() * torch.arange(1, count + 1) / 160)
+
+
+def test_a_square_block_is_only_taken_as_it_would_be_read():
+    first, second = Intake(RATE), Intake(RATE)
+    second.push(torch.zeros(160, 2))
+    assert second.push(torch.tensor([[0.1, 0.3], [0.5, 0.7]])).tolist() == pytest.approx([0.2, 0.6])
+    first.push(torch.zeros(2, 160))
+    for intake, shape in ((first, (2, 2)), (second, (3, 4)), (Intake(RATE), (5, 2))):
+        with pytest.raises(AudioError, match="shape"):
+            intake.push(torch.zeros(shape))
+    assert second.push(torch.zeros(2)).shape == (2,), "a row is of one channel"
 
 
 def test_a_stream_goes_in_and_out_of_inference_mode():
@@ -501,6 +528,33 @@ def test_a_draft_goes_on_behind_a_cut():
     assert events[0].time == pytest.approx(2.0, abs=0.04)
     events, stats = run(recognizer(), torch.cat([silence(1), hum, spoken(range(4)), silence(1)]))
     assert said(events) == [0, 1, 2, 3] and stats.first_partial.heard[0] > 1.0, "from the start of speech to its text"
+
+
+def test_behind_a_cut_no_word_of_its_final_is_told_again():
+    """The last words of the final may not have been promised; what was is carried over, as before."""
+    before = Segment((), LocalAgreement(2).begin(units("it was the best of")))
+    before.commitment.tail = [" times", " it", " was"]
+    before.times = [(0.0, 0.0)] * 5
+    for final, stable, unstable in (
+        ("it was the best of times", "", "it was"),
+        ("it was the best of", "", "times it was"),
+        ("it was the best", "of", " times it was"),
+        ("It was the best of times. It was", None, None),
+    ):
+        carried = before.carried(final)
+        segment = Segment((), LocalAgreement(2).begin(before.last(carried)))
+        segment.follow(before, carried, (), final)
+        told = segment.partial(1.0)
+        assert (told and told.stable, told and told.unstable) == (stable, unstable)
+    assert before.commitment.tail == [" times", " it", " was"]
+
+
+def test_a_stream_tells_no_word_of_a_final_again_at_once():
+    """Under a policy that promises late, a final has many words that were not."""
+    events, _ = run(recognizer(policy=LocalAgreement(4)), talk(), update_interval=2.0)
+    pairs = itertools.pairwise(events)
+    cuts = [(one, two) for one, two in pairs if isinstance(one, Final) and isinstance(two, Partial)]
+    assert cuts and all(not set(one.text.split()) & set((two.stable + two.unstable).split()) for one, two in cuts)
 
 
 def test_text_that_was_shown_is_taken_back_by_its_final():
@@ -969,6 +1023,33 @@ def test_an_error_of_what_is_told_of_errors_is_raised_too(in_background):
             background.push(silence(0.1))
             time.sleep(0.01)
     assert background._thread.is_alive() and told
+
+
+def leaving(*_):
+    sys.exit("enough")
+
+
+@pytest.mark.parametrize("on_error", (None, lambda error: None))
+def test_a_callback_that_leaves_is_heard_of(in_background, on_error):
+    """Whoever pushes does not wait for the thread, and neither goes on nor ends as if all was well."""
+    background = in_background(recognizer().stream(), leaving, on_error, waiting=1)
+    with pytest.raises(SystemExit, match="enough"):
+        for chunk in [*talk().split(1600), *talk().split(1600)]:
+            background.push(chunk)
+    for again in (lambda: background.push(silence(0.1)), background.finish):
+        with pytest.raises(SystemExit, match="enough"):
+            again()
+    assert not background._thread.is_alive()
+    with pytest.raises(StreamFinishedError):
+        background.stream.push(silence(1))
+
+
+def test_a_callback_that_leaves_at_the_end_is_heard_of(in_background):
+    background = in_background(recognizer().stream(), lambda event: isinstance(event, Final) and leaving())
+    background.push(spoken(range(4)))
+    with pytest.raises(SystemExit, match="enough"):
+        background.finish()
+    assert not background._thread.is_alive()
 
 
 @pytest.mark.parametrize("end", ("close", "finish"))

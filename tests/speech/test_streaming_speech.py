@@ -27,6 +27,7 @@ from transformers import (
 import mmaccel
 from mmaccel import vlm
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
+from mmaccel.speech.codec import spoken_stream
 from mmaccel.speech.codec.streaming_speech import StreamingSpeech
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import examples
@@ -391,3 +392,14 @@ def test_moshi_sounds_as_its_codes_come():
     for setting in ({"return_audio_waveforms": True}, {"num_beams": 2}):
         with pytest.raises(SettingError, match=f"{next(iter(setting))}=.*leave it out"):
             voice.stream(max_new_tokens=FRAMES, **setting)
+
+
+@pytest.mark.parametrize(("device", "calls"), (("meta", ["wait", "note"]), ("cpu", ["note"])))
+def test_a_block_is_ready_once_its_device_has_made_it(csm, monkeypatch, device, calls):
+    done, voice = [], StreamingSpeech(csm)
+    monkeypatch.setattr(spoken_stream, "synchronize", lambda: done.append("wait"))
+    monkeypatch.setattr(voice.meter, "add", lambda _: done.append("note"))
+    stream = voice.stream(**arguments())
+    for samples in (0, 1920):
+        stream._run._give(torch.zeros(1, 1, samples, device=device))
+    assert done == calls and stream._run.ready.qsize() == 1
