@@ -2,7 +2,7 @@
 
 It goes on where it stopped, until its minutes are over::
 
-    python -m mmaccel.demos.training.eagle.train --output runs/smollm2-eagle --minutes 40
+    python -m mmaccel.demos.training.eagle.train --output runs/smollm2-eagle --minutes 37
 
 First the model writes talks, questions too; then the head learns to say what it will write next, from its hidden states
 and three steps on from its own (training-time test, EAGLE-3). Nothing is downloaded: the model's weights are in the
@@ -40,8 +40,8 @@ HELD_OUT = 64
 
 def main(argv: list[str] | None = None) -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--minutes", type=float, default=40, help="of training, after the talks are written")
-    parser.add_argument("--talks", type=int, default=1024, help="that the model writes")
+    parser.add_argument("--minutes", type=float, default=37, help="of training, after the talks are written")
+    parser.add_argument("--talks", type=int, default=768, help="that the model writes")
     parser.add_argument("--batch", type=int, default=64, help="talks that are written at once")
     args = parser.parse_args(argv)
     begin(args)
