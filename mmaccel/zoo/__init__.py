@@ -164,6 +164,10 @@ def reference(name: str) -> tuple[list[str], torch.Tensor]:
 
 def _module(name: str) -> Any:
     path(name)  # checks the name
+    if name in _HEADS:
+        raise SettingError(
+            f"{name} is a head and no model: vlm.EagleDraft(head=str(zoo.path({name!r}))) drafts with it"
+        )
     return importlib.import_module(f".{_module_name(name)}", __name__)
 
 

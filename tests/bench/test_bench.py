@@ -34,6 +34,7 @@ from mmaccel.demos.vlm import (
     many_views,
     pruned_drafts,
     stored_contexts,
+    trained_head,
     watched_video,
 )
 from mmaccel.errors import SettingError, WeightsError
@@ -333,6 +334,7 @@ LONG = {
     "speech_pushes": pushes.page,
     "speech_streams": many_streams.page,
     "stored_contexts": stored_contexts.page,
+    "trained_head": trained_head.page,
     "video_stream": hours_of_video.page,
     "watched_video": watched_video.page,
 }
