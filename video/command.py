@@ -105,7 +105,10 @@ class VideoCommand(Command):
 
 
 def _filmed(pipe: Any, session: Session, arguments: argparse.Namespace, settings: VideoSettings) -> dict[str, Filmed]:
-    """The runs by their labels: the accelerated one, and before it the plain one with ``--compare``."""
+    """The runs by their labels: the accelerated one, and before it the plain one with ``--compare``.
+
+    A method that measures in its first run would save nothing in a process of one run.
+    """
     from . import generation
 
     def film(label: str, target: Any, settings: VideoSettings) -> Filmed:
@@ -113,9 +116,11 @@ def _filmed(pipe: Any, session: Session, arguments: argparse.Namespace, settings
         return generation.film(target, arguments.prompt, settings)
 
     runs = {}
+    if any(getattr(method, "measures_first", False) for method in session.plan.methods):
+        film("measure", session, settings)
     if arguments.compare:
         with session.baseline() as plain:
-            film("warm up", plain, generation.briefly(settings))
+            film("warm up", plain, generation.briefly(settings, pipe))
             runs["plain"] = film("plain", plain, settings)
         session.report.baseline_seconds = runs["plain"].seconds
     runs[", ".join(session.report.methods)] = film("fast", session, settings)

@@ -64,9 +64,14 @@ class VideoSettings:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def briefly(settings: VideoSettings) -> VideoSettings:
-    """For a clip that is discarded: the first one of a process is slow, and would flatter what comes after it."""
-    return replace(settings, steps=min(settings.steps or 2, 2))
+def briefly(settings: VideoSettings, pipe: Any) -> VideoSettings:
+    """For a clip that is discarded: the first one of a process is slow, and would flatter what comes after it.
+
+    A pipeline with a list of steps for each stage, or with fixed ones, cannot be told to make fewer.
+    """
+    call = inspect.signature(type(pipe).__call__).parameters
+    takes = ARGUMENT_OF["steps"] in call or any(one.kind is one.VAR_KEYWORD for one in call.values())
+    return replace(settings, steps=min(settings.steps or 2, 2)) if takes else settings
 
 
 def check_memory(settings: VideoSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -60,6 +61,16 @@ def levels_of(scheduler: Any) -> list[float]:
         return [float(t) for t in timesteps]
     is_share = float(timesteps.min()) >= 0 and float(timesteps.max()) <= 1  # as of Stable Audio
     return [*(float(t) / (1 if is_share else trained) for t in timesteps), 0.0]
+
+
+def asked_steps(pipe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Steps that a call of a pipeline asks for, or inf where its arguments do not tell; a strength leaves some out."""
+    call = inspect.signature(pipe.__call__).parameters
+    usual = {name: one.default for name, one in call.items() if one.default is not one.empty}
+    given = {**usual, **dict(zip(call, args, strict=False)), **kwargs}
+    lists = [given[name] for name in ("timesteps", "sigmas") if given.get(name) is not None]
+    steps = len(lists[0]) if lists else given.get("num_inference_steps")
+    return steps * (given.get("strength") or 1.0) if isinstance(steps, int | float) else math.inf
 
 
 def timestep_of(scheduler: Any, run: SamplerRun) -> float:

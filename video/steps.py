@@ -31,6 +31,7 @@ Forward = Callable[..., Any]
 # More forward passes than a step of any pipeline makes: so many say that the pipeline steps another sampler.
 MOST_BRANCHES = 8
 IDLE = ("reused nothing: ", "are too few to forecast any")  # in warnings of runs that came to nothing
+CONTROLLED = "the ControlNet runs in skipped steps too, for nothing, and is not among the passes counted"
 REPEATS = (
     "makes several steps at one noise level, as for the parts of a wide picture: these cannot be followed, so all from"
     " the second on were computed"
@@ -99,6 +100,7 @@ class Follower:
         self.drop()  # an interrupted run's memory goes before the new one is made
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
             self.session.report.start()
+            self.session.memory.pop("trace", None)
         result = original(*args, **kwargs)
         self.begin()
         return result
@@ -233,6 +235,7 @@ class Follower:
         self.is_called, self.is_full = True, False
         self.passes = self.steps = self.followed = 0
         self.thread = threading.get_ident()
+        self.session.memory.pop("trace", None)  # where no step is followed, that of the run before would stay
         try:
             yield
             self.end_early(broken=False)  # where no progress bar told that the loop ended, as in modular pipelines
@@ -272,3 +275,5 @@ def count_forwards(stepper: Stepper, done: float) -> None:
     report.plain_forwards = len(computed)
     report.forwards = sum(computed)
     report.engaged = report.engaged or done < 1
+    if done == 0 and getattr(stepper.session.target, "controlnet", None) is not None:
+        stepper.warn(CONTROLLED)

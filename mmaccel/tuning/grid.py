@@ -28,6 +28,7 @@ KNOBS = (
     "anchor",
     "drafts",
 )
+FIXED = ("steps", "fractions")  # lists of what is computed, for which a budget does not count
 SHARES = {"budget": (0.2, 0.35, 0.5, 0.7), "keep": (0.1, 0.15, 0.25, 0.5)}
 PARTS = (0.7, 0.85, 1, 1.2)
 MULTIPLES = (0.5, 1, 2, 4)
@@ -77,6 +78,8 @@ def _knob(base: Method) -> str:
     """The setting that decides how much a method saves; several shares decide together."""
     given = base.settings()
     found = next((name for name in KNOBS if given.get(name) is not None), None)
+    if found == "budget":
+        return _overriding(base, given) or found
     if found is None or isinstance(given[found], tuple):
         name = found or next(iter(given), "name")
         raise SettingError(
@@ -84,6 +87,18 @@ def _knob(base: Method) -> str:
             f" grid={{{name!r}: (...)}}, on the command line --setting {name}=V1,V2"
         )
     return found
+
+
+def _overriding(base: Method, given: Mapping[str, Any]) -> str | None:
+    """The number that decides in place of a budget: an interval, where it is optional and not only of full steps."""
+    fixed = next((name for name in FIXED if given.get(name) is not None), None)
+    if fixed:
+        raise SettingError(
+            f"{type(base).name}({fixed}=...) saves the same with every budget: name a setting and its values,"
+            f" grid={{{fixed!r}: (...)}}, or leave {fixed} out"
+        )
+    is_chosen = given.get("interval") is not None and getattr(type(base), "interval", 0) is None
+    return "interval" if is_chosen and not getattr(base, "chooses_tokens", False) else None
 
 
 def _default(base: Method) -> tuple[str, Sequence[Any]]:

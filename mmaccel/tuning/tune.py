@@ -122,7 +122,7 @@ def tune(
     grid
         Values by setting, of which all combinations are measured, or the methods themselves. Default: a few values of
         the first of budget, keep, tokens, threshold, window, interval, block, spatial, factor, bound, anchor and drafts
-        that the method is given.
+        that the method is given; an `interval` in place of a budget that it overrides.
     target_speedup
         Measured speed-up to reach, above 1; within 3 % of it counts.
     floor

@@ -20,7 +20,7 @@ from mmaccel.testing.contract import snapshot
 from mmaccel.tuning import plot
 from mmaccel.tuning.curve import Goal, describe, point
 from mmaccel.tuning.grid import KNOBS, settings_of
-from mmaccel.video import Auto, EasyCache, HeterogeneousSteps, TeaCache
+from mmaccel.video import Auto, EasyCache, HeterogeneousSteps, TeaCache, TokenCache
 from mmaccel.video import examples as video_examples
 from mmaccel.video.command import VideoCommand
 from mmaccel.vlm import DyCoke, PrefillDrop, VidCom2, visual_examples
@@ -51,6 +51,17 @@ def test_the_main_setting_is_varied(wan, janus):
     assert [m.window for m in settings_of(janus[0], GroupedSpeculative, None)] == [8, 16], "as much as there are tokens"
     jacobi = settings_of(janus[0], SpeculativeJacobi, None)
     assert [m.window for m in jacobi][:2] == ["auto", 8]
+
+
+def test_what_a_budget_does_not_decide_is_not_varied_by_it(wan):
+    """All its values would be one and the same run."""
+    assert [m.interval for m in settings_of(wan[0], HeterogeneousSteps(interval=3), None)] == [1, 3, 6, 12]
+    for method in (HeterogeneousSteps(interval=3, fraction=0.2), HeterogeneousSteps(policy="groups", interval=4)):
+        assert len({m.budget for m in settings_of(wan[0], method, None)}) > 1, "partial steps are as many as it leaves"
+    assert len({m.budget for m in settings_of(wan[0], TokenCache(interval=3), None)}) > 1
+    for method, name in ((HeterogeneousSteps(steps=(0, 5)), "steps"), (TokenCache(fractions=(0.5, 0.5)), "fractions")):
+        with pytest.raises(SettingError, match=rf"saves the same with every budget.*grid=\{{'{name}': \(\.\.\.\)\}}"):
+            settings_of(wan[0], method, None)
 
 
 def test_the_settings_that_may_be_the_main_one_are_told():

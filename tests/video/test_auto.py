@@ -1,5 +1,6 @@
 """The one knob."""
 
+import math
 import threading
 import time
 from contextlib import nullcontext
@@ -18,6 +19,8 @@ from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention, auto, 
 from mmaccel.video.heterogeneous import auto as auto_module
 from mmaccel.video.heterogeneous.auto import _Curve, as_tensor
 from mmaccel.video.quality import tensor_psnr
+from mmaccel.video.samplers import asked_steps
+from mmaccel.video.trace import trace_of
 
 
 @pytest.fixture
@@ -133,6 +136,76 @@ def test_a_call_too_short_to_measure_settles_nothing(wan):
         fast(**call)
         assert fast.report.engaged and fast.plan.measured and not fast.report.warnings
     assert torch.equal(pipe(**{**call, "num_inference_steps": 2})[0], plain)
+
+
+def test_a_call_too_short_to_measure_is_measured_once(wan):
+    """And leaves nothing behind; one of more steps is measured."""
+    pipe, call = wan
+    passes = []
+    pipe.transformer.register_forward_hook(lambda *_: passes.append(1))
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.2)) as fast:
+        around = len(fast.around)
+        for steps in (3, 3, 2):
+            passes.clear()
+            fast(**{**call, "num_inference_steps": steps})
+            assert any("changed nothing" in text for text in fast.report.warnings)
+        assert len(passes) == 2 * 2 and len(fast.around) == around
+        fast(**call)
+        assert fast.report.engaged and fast.plan.measured
+
+
+def test_a_number_of_steps_that_nothing_tells_is_measured_once_too(wan, monkeypatch):
+    pipe, call = wan
+    measured = []
+    monkeypatch.setattr(auto_module, "asked_steps", lambda *_: math.inf)
+    monkeypatch.setattr(_Curve, "measure", lambda self, method: measured.append(setattr(self, "plain_seconds", 1.0)))
+    with mmaccel.accelerate(pipe, auto()) as fast:
+        for _ in range(2):
+            fast(**{**call, "num_inference_steps": 2})
+        monkeypatch.setattr(auto_module, "asked_steps", lambda *_: 2)
+        fast(**{**call, "num_inference_steps": 2})
+    assert len(measured) == 2, "one of a known number is"
+
+
+def test_a_baseline_that_its_user_measured_before_comes_back(wan):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
+        with fast.baseline() as plain:
+            plain(**call)
+        before = fast.report.baseline_seconds
+        fast(**call)
+        assert fast.report.baseline_seconds != before, "the plain run of the measured call"
+        for _ in range(2):
+            fast(**call)
+            assert fast.report.baseline_seconds == before
+
+
+def test_no_trace_is_of_a_measured_run(wan, monkeypatch):
+    pipe, call = wan
+    monkeypatch.setattr(auto_module.auto, "_pick", lambda self, curve: EasyCache(0.1))
+    with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
+        fast(**call)
+        with pytest.raises(SettingError, match="keeps no trace"):
+            trace_of(fast)
+    monkeypatch.setattr(auto_module.auto, "_pick", lambda self, curve: None)
+    with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
+        fast(**call)
+        with pytest.raises(SettingError, match="keeps no trace"):
+            trace_of(fast)
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    (
+        ({}, 50),
+        ({"num_inference_steps": 4}, 4),
+        ({"num_inference_steps": 8, "strength": 0.25}, 2),
+        ({"timesteps": [900, 500, 100]}, 3),
+        ({"num_inference_steps": None}, math.inf),
+    ),
+)
+def test_the_steps_of_a_call_are_read_from_its_arguments(wan, given, steps):
+    assert asked_steps(wan[0], ("rocket moves up",), given) == steps
 
 
 def test_what_other_methods_save_is_no_point_of_the_curve(wan):

@@ -1,5 +1,6 @@
 """Clips on disk, their quality, and traces."""
 
+import copy
 import inspect
 import math
 import sys
@@ -560,6 +561,21 @@ def test_a_trace_is_of_the_last_run_of_what_keeps_one():
                 assert len(trace_of(fast).shares()) == 5
             else:
                 pytest.raises(SettingError, trace_of, fast)
+
+
+@pytest.mark.parametrize("within", (True, False))
+def test_a_run_that_could_not_be_followed_keeps_no_trace_of_another(within):
+    """Nor the target's own call, within no call of the session, that is interrupted."""
+    pipe, arguments = examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, HeterogeneousSteps()) as fast:
+        fast(**arguments(steps=5))
+        if within:
+            pipe.scheduler = copy.deepcopy(pipe.scheduler)
+            fast(**arguments(steps=5))
+        else:
+            pipe.scheduler.set_timesteps(5)
+        with pytest.raises(SettingError, match="keeps no trace, or has not run yet"):
+            trace_of(fast)
 
 
 def test_a_run_that_computes_everything_has_no_trace():

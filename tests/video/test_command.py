@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import diffusers
 import pytest
 from PIL import Image
 
@@ -11,7 +12,7 @@ from mmaccel.cli import main as cli
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.files import clips
 from mmaccel.session import Session
-from mmaccel.video import examples, generation, quality
+from mmaccel.video import Auto, EasyCache, MagCache, examples, generation, quality
 from mmaccel.video.command import VideoCommand
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -132,6 +133,30 @@ def test_compare_and_tune_make_the_call_of_a_run(filmed):
     with pytest.raises(PromptError, match="empty"):
         VideoCommand().prepare(words)
     assert filmed.loaded == 1
+
+
+@pytest.mark.parametrize(("method", "measured"), (("MagCache", 1), ("auto", 1), ("MagCache:threshold=0", 0)))
+@pytest.mark.parametrize("words", ([], ["--compare"]))
+def test_what_measures_in_its_first_run_does_so_before_the_clip(filmed, monkeypatch, method, measured, words):
+    monkeypatch.setattr(Auto, "prepare", lambda self, session, args, kwargs: None)
+    assert filmed.type("--method", f"video.{method}", "--steps", "6", *words) == 0
+    told = ["measure"] * measured + ["warm up", "plain"] * bool(words) + ["fast"]
+    assert [run[-1] for run in filmed.runs] == told
+    assert {run[3].steps for run in filmed.runs if run[-1] in ("measure", "fast")} == {6}
+    assert "measured its ratios in this run" not in filmed.printed.out
+
+
+def test_ratios_that_are_given_need_no_run():
+    assert not MagCache(ratios=(1.0, 0.9)).measures_first and not EasyCache().measures_first
+
+
+@pytest.mark.parametrize("name", ("HeliosPyramidPipeline", "LTX2DFRPipeline", "WanPipeline"))
+def test_a_clip_to_warm_up_makes_few_steps_where_their_number_can_be_told(name):
+    pipe = object.__new__(getattr(diffusers, name))
+    settings = generation.VideoSettings(frames=9)
+    brief = generation.briefly(settings, pipe)
+    assert brief == (replace(settings, steps=2) if name == "WanPipeline" else settings)
+    generation.check_settings(pipe, brief)
 
 
 def test_a_setting_that_the_pipeline_does_not_have_has_its_own_name_in_compare_too(filmed, monkeypatch):

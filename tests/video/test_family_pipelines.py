@@ -296,6 +296,25 @@ def test_tokens_are_not_chosen_where_only_some_of_them_are_stepped():
     assert torch.equal(run(pipe, call), plain)
 
 
+@pytest.mark.parametrize("method", (video.HeterogeneousSteps(0.5, warmup=1), video.EasyCache(1e6, warmup=2)), ids=str)
+def test_a_control_net_that_runs_in_skipped_steps_is_told_of(method):
+    """Once, and not where no step was skipped, nor of pipelines without one."""
+    pipe, call = control()
+    runs = []
+    pipe.controlnet.register_forward_hook(lambda *_: runs.append(1))
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**call)
+        told = [text for text in fast.report.warnings if "ControlNet" in text]
+        assert told == ["the ControlNet runs in skipped steps too, for nothing, and is not among the passes counted"]
+        assert fast.report.forwards < fast.report.plain_forwards == len(runs)
+        fast(**{**call, "num_inference_steps": 1})
+        assert not any("ControlNet" in text for text in fast.report.warnings)
+    pipe, arguments = examples.flux_pipeline()
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**arguments(steps=STEPS))
+        assert fast.report.engaged and not any("ControlNet" in text for text in fast.report.warnings)
+
+
 def test_a_pass_over_some_tokens_takes_no_control_between_the_blocks():
     """Of which there is as much as of all tokens; a token cache adds it to all."""
     pipe, call = control()

@@ -3,6 +3,7 @@
 import inspect
 import re
 import sys
+from types import SimpleNamespace
 
 import diffusers
 import pytest
@@ -60,6 +61,18 @@ def test_a_rate_that_an_example_tells_is_known():
 )
 def test_what_a_call_says_comes_before_what_is_known_of_its_class(name, rate):
     assert rate_of(made(name)) == rate
+
+
+def test_versions_that_share_a_class_have_rates_of_their_own():
+    for name, part, later in (("WanPipeline", "expand_timesteps", 24), ("CogVideoXPipeline", "patch_size_t", 16)):
+        pipe, usual = made(name), rate_of(made(name))
+        for value, rate in ((None, usual), (2, later)):
+            config = SimpleNamespace(**{part: value})
+            if name == "WanPipeline":
+                pipe._internal_dict = config
+            else:
+                vars(pipe)["transformer"] = SimpleNamespace(config=config)
+            assert rate_of(pipe) == rate, (name, value)
 
 
 def test_the_shipped_models_keep_their_own():

@@ -87,6 +87,10 @@ class MagCache(DiffusersCache):
         self._check_list("ratios", "None or at least two numbers of at least 0", lambda r: is_number(r, 0), least=2)
         self._require(is_count(self.max_skips), "max_skips", "an integer of at least 1")
 
+    @property
+    def measures_first(self) -> bool:
+        return self.ratios is None and not self.exact
+
     def stepper(self, session: PipelineSession, run: SamplerRun) -> CacheStepper:
         known = self.exact or self.ratios is not None or self.name in session.memory
         return super().stepper(session, run) if known else Recorder(session, run, self)

@@ -100,10 +100,16 @@ class DiffusionMethod(Method[PipelineSession]):
         Whether it looks at tokens between the layers, which context parallelism splits over devices.
     traces
         Whether it notes which tokens each step computed, for :func:`mmaccel.video.trace_of`.
+    measures_first
+        Whether a session's first run measures, and only those after it are faster.
     """
 
     needs_all_tokens: ClassVar[bool] = False
     traces: ClassVar[bool] = False
+
+    @property
+    def measures_first(self) -> bool:
+        return False
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         """Raise an `UnsupportedTargetError` or a `SettingError` if it cannot work on a target; every plan calls it."""

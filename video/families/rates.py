@@ -35,7 +35,16 @@ def rate_of(pipe: Any) -> float:
     """Frames a second of a pipeline's clips: as its call says, or as its class is known to make them, or 8."""
     call = inspect.signature(type(pipe).__call__).parameters
     said = (call[name].default for name in ("frame_rate", "fps") if name in call)
-    rate = next((value for value in said if isinstance(value, int | float)), None)
+    rate = next((value for value in said if isinstance(value, int | float)), None) or _of_version(pipe)
     name = type(pipe).__name__
     known = [beginning for beginning in RATES if name.startswith(beginning)]
     return rate or (RATES[max(known, key=len)] if known else USUAL)
+
+
+def _of_version(pipe: Any) -> int | None:
+    """That of a model whose class another version shares at another rate; None for others."""
+    if getattr(getattr(pipe, "config", None), "expand_timesteps", False):  # Wan 2.2 TI2V-5B
+        return 24
+    patched = getattr(getattr(pipe, "transformer", None), "config", None)
+    is_later = type(pipe).__name__.startswith("CogVideoX") and getattr(patched, "patch_size_t", None)
+    return 16 if is_later else None  # CogVideoX 1.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +30,9 @@ from ..families.adapter import (
 )
 from ..private import context_group
 from ..quality import drawn, tensor_psnr
+from ..samplers import asked_steps
 from ..steps import warn
+from .first_call import IDLE, compare_once, is_idle
 from .heterogeneous_steps import HeterogeneousSteps
 
 ROUNDS = 4  # measured budgets
@@ -51,8 +52,9 @@ class Auto(DiffusionMethod):
 
     The first call runs the prompt plainly and with some settings of HeterogeneousSteps and EasyCache, together with the
     plan's other methods, which takes about six times the plain time; its callbacks are called in each of these runs.
-    From then on every call uses the picked setting. `session.plan` holds it with the measured curve; a saved plan
-    repeats it in another process without measuring. Lossy.
+    From then on every call uses the picked setting; where no step can be left out, the next call of more steps is
+    measured instead. `session.plan` holds the setting with the measured curve; a saved plan repeats it in another
+    process without measuring. Lossy.
 
     Parameters
     ----------
@@ -96,6 +98,10 @@ class Auto(DiffusionMethod):
         self._require(speedup is None or (is_number(speedup, 1) and speedup > 1), "target_speedup", "None or above 1")
         self._require(psnr is None or (is_number(psnr, 0) and psnr > 0), "min_psnr", "None or above 0 dB")
 
+    @property
+    def measures_first(self) -> bool:
+        return True
+
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         require_steps(adapter, self.name)
         if any(context_group(denoiser) is not None for denoiser in adapter.denoisers()):
@@ -122,6 +128,8 @@ class Auto(DiffusionMethod):
         if memory.get(CHOSEN) is None and MEASURED in memory:
             session.plan = replace(plan, measured=memory[MEASURED])
             return
+        if MEASURED not in memory and is_idle(memory, asked_steps(session.target, args, kwargs)):
+            return
         with session.detached():
             if MEASURED not in memory:
                 self._measure(session, args, kwargs)
@@ -136,11 +144,14 @@ class Auto(DiffusionMethod):
             curve.measure(self)
         finally:
             curve.restore()
-        _compare_once(session, curve.plain_seconds)
+            memory.pop("trace", None)  # of a measured run, which is not the user's
+        compare_once(session, curve.plain_seconds)
         memory.pop(UNPICKED, None)
         if not curve.points:
+            memory[IDLE] = (*memory.get(IDLE, ()), asked_steps(session.target, args, kwargs))
             memory[UNPICKED] = (
-                f"{self.name} changed nothing: no setting left out a step of this call; the next is measured"
+                f"{self.name} changed nothing: no setting left out a step of this call; the next is measured that makes"
+                " more of them"
             )
             return
         memory[CHOSEN], memory[MEASURED] = self._pick(curve), curve.points
@@ -178,23 +189,6 @@ class Auto(DiffusionMethod):
         budget = method.budget
         spare = budget if self.target_speedup else min(max(SAFE, SAFETY * budget), (1 + budget) / 2)
         return replace(method, budget=round(spare, 3), tolerance=float(f"{missed:.4g}"))
-
-
-def _compare_once(session: PipelineSession, seconds: float) -> None:
-    """Compare the coming run of a session with a plain one of so many seconds, and no later run, which may be another.
-
-    A baseline that is measured meanwhile stays.
-    """
-    runs = itertools.count()
-
-    @contextmanager
-    def compared() -> Iterator[None]:
-        if next(runs) and session.report.baseline_seconds == seconds:
-            session.report.baseline_seconds = None
-        yield
-
-    session.report.baseline_seconds = seconds
-    session.around.append(compared)
 
 
 class _Curve:

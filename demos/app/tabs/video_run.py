@@ -77,7 +77,7 @@ def shoot(models: Models, run: Run, request: VideoRequest) -> Shot:
         pipe = shared.loaded
         pipe.set_progress_bar_config(disable=True)
         if request.compare:
-            shared.warm(run, lambda: _film(run, pipe, replace(request, settings=briefly(request.settings))))
+            shared.warm(run, lambda: _film(run, pipe, replace(request, settings=briefly(request.settings, pipe))))
         with accelerate(pipe, *request.choice.methods, preset=request.choice.preset) as session:
             plain = None
             if request.compare:

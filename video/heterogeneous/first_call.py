@@ -1,0 +1,45 @@
+"""What a measured call leaves for those after it: whether they are measured too, and what they are compared with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..families.adapter import PipelineSession
+
+IDLE = "idle"  # by this name a session remembers the numbers of steps at which no setting left any out
+
+
+def is_idle(memory: dict[str, Any], steps: float) -> bool:
+    """Whether a call of so many steps, or inf for an unknown number, was measured for nothing, or one of more was.
+
+    Examples
+    --------
+    >>> [is_idle({IDLE: (4, math.inf)}, steps) for steps in (3, 4, 5, math.inf)]
+    [True, True, False, True]
+    """
+    found = memory.get(IDLE, ())
+    return steps in found or any(steps <= most < math.inf for most in found)
+
+
+def compare_once(session: PipelineSession, seconds: float) -> None:
+    """Compare the coming run of a session with a plain one of so many seconds, and no later run, which may be another.
+
+    Later runs have the baseline of before again, or one that is measured meanwhile.
+    """
+    runs, before = itertools.count(), session.report.baseline_seconds
+
+    @contextmanager
+    def compared() -> Iterator[None]:
+        is_later = next(runs) > 0
+        if is_later and session.report.baseline_seconds == seconds:
+            session.report.baseline_seconds = before
+        yield
+        if is_later and compared in session.around:
+            session.around.remove(compared)
+
+    session.report.baseline_seconds = seconds
+    session.around.append(compared)
