@@ -11,6 +11,7 @@ import torch
 
 from mmaccel.cache import BranchCache
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.forwards import diffusers_hooks
 from mmaccel.patching import AttentionMode
 
 from ..families.compiled import refuse_compiled
@@ -29,6 +30,12 @@ UNSEEN = (
     "tokens are chosen within torch's scaled_dot_product_attention, and this transformer attends with another kernel:"
     ' call pipe.transformer.set_attention_backend("native") first'
 )
+SKIPPED = (
+    "tokens cannot be chosen where guidance skips the first or last block: skip others, or choose whole steps with"
+    " video.HeterogeneousSteps()"
+)
+# diffusers' hooks that change attention for guidance: they need as many queries as keys, or those of a whole picture
+_PERTURBING = {"AttentionProcessorSkipHook", "SmoothedEnergyGuidanceHook"}
 KINDS = {"native": (None, None), "fp8": (torch.float8_e4m3fn, None), "cpu": (None, "cpu")}
 # arguments of blocks that may have an entry per token, with the axis of the tokens where there are two
 _PER_TOKEN = {"rotary_emb": 0, "image_rotary_emb": 0, "freqs_cis": 0, "temb": 0, "timestep": 0, "modulate_index": 1}
@@ -146,6 +153,23 @@ class KeysValues:
         """Forget all of it."""
         self.cache.reset()
         self.masks.clear()
+
+
+def refuse_perturbed(attention: torch.nn.Module) -> None:
+    """Refuse an attention that a guider perturbs in this pass, which has no effect on some tokens or a wrong one."""
+    parts = attention, getattr(attention, "to_q", None)
+    if any(_hook_names(part) & _PERTURBING for part in parts):
+        raise UnsupportedTargetError(TWICE)
+
+
+def refuse_skipped(*blocks: torch.nn.Module) -> None:
+    """Refuse to choose tokens in a pass where a guider's hook answers for one of these blocks."""
+    if any("TransformerBlockSkipHook" in _hook_names(block) for block in blocks):
+        raise UnsupportedTargetError(SKIPPED)
+
+
+def _hook_names(module: torch.nn.Module | None) -> set[str]:
+    return set() if module is None else {type(hook).__name__ for hook in diffusers_hooks(module).values()}
 
 
 def require_divisible(denoiser: torch.nn.Module, advice: str) -> Family:

@@ -11,7 +11,7 @@ import torch
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import wrap_forward
 
-from ..blocks.token_subset import Forward, KeysValues, TokenSubset, require_divisible
+from ..blocks.token_subset import Forward, KeysValues, TokenSubset, refuse_perturbed, refuse_skipped, require_divisible
 from ..families.families import bound, is_controlled, layout_of
 
 ADVICE = "pass fraction=0, so that every step computes all tokens or none"
@@ -53,7 +53,7 @@ class PartialForward:
             ends = (layer == 0, layer == len(blocks) - 1)
             wrap_forward(stack, block, functools.partial(self._block, block, *ends))
             attention = getattr(block, self.family.attention)
-            wrap_forward(stack, attention, functools.partial(self._attention, layer))
+            wrap_forward(stack, attention, functools.partial(self._attention, layer, attention))
         stack.callback(self.keys.reset)
 
     def keeping(self, branch: int, forward: Forward, args: Any, kwargs: Any) -> Any:
@@ -81,6 +81,8 @@ class PartialForward:
     def _run(self, branch: int, tokens: torch.Tensor | None, forward: Forward, args: Any, kwargs: Any) -> Any:
         if is_controlled(self.denoiser, args, kwargs):
             raise UnsupportedTargetError(f"a ControlNet adds to all tokens between the blocks: {ADVICE}")
+        blocks = self.family.block_list(self.denoiser)
+        refuse_skipped(blocks[0], blocks[-1])
         self.branch, self.tokens = branch, tokens
         try:
             return forward(*args, **kwargs)
@@ -116,7 +118,8 @@ class PartialForward:
         assert self.tokens is not None
         return hidden_states.new_zeros(batch, self.total, width).index_copy(1, self.tokens, hidden_states)
 
-    def _attention(self, layer: int, original: Forward, *args: Any, **kwargs: Any) -> Any:
+    def _attention(self, layer: int, attention: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
         if self.branch is None:
             return original(*args, **kwargs)
+        refuse_perturbed(attention)
         return self.keys.attend(layer, self.branch, self.subset, original, args, kwargs)
