@@ -9,7 +9,6 @@ wanted: the very text of the model, in fewer passes and in less time than withou
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -49,11 +48,10 @@ def asked(count: int) -> list[Task]:
     return [*known[:count], *(Task(KINDS[0], question) for question in MORE[:count]), *known[count:]]
 
 
-def measured(count: int) -> Any:
+def measured(count: int, modes: list[str]) -> Any:
     """A row for each entry and mode."""
-    loaded = functools.cache(load)
-    for mode in MODES:
-        model, tokenizer = loaded()
+    model, tokenizer = load()
+    for mode in (each for each in MODES if each.name in modes):
         found = asked(count)
         batches = [found[start : start + mode.batch] for start in range(0, len(found), mode.batch)]
         running = [each for each in entries(model) if each.label != LOOKUP or mode.batch == 1]
@@ -85,10 +83,12 @@ def _same(rows: list[dict[str, Any]]) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = pages.output_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=len(CHAT), help="of each kind")
+    names = [mode.name for mode in MODES]
+    parser.add_argument("--modes", nargs="+", choices=names, default=names, help="how texts are written (default all)")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
-    pages.write(args.output, results.result(measured(args.prompts)), page)
+    pages.write(args.output, results.result(measured(args.prompts, args.modes)), page)
 
 
 if __name__ == "__main__":
