@@ -20,7 +20,9 @@ import torch
 from mmaccel.errors import ActiveSessionError
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
+from mmaccel.stepping.branches import MOST_BRANCHES, Branches
 from mmaccel.stepping.run import SamplerRun
+from mmaccel.stepping.tensors import tensors
 
 from .families.adapter import END, PipelineSession
 from .families.compiled import AGAIN, refuse_compiled_later
@@ -28,8 +30,6 @@ from .families.families import arguments, latents_of
 from .samplers import first_step, levels_of, made_steps, step_names
 
 Forward = Callable[..., Any]
-# More forward passes than a step of any pipeline makes: so many say that the pipeline steps another sampler.
-MOST_BRANCHES = 8
 IDLE = ("reused nothing: ", "are too few to forecast any")  # in warnings of runs that came to nothing
 CONTROLLED = "the ControlNet runs in skipped steps too, for nothing, and is not among the passes counted"
 REPEATS = (
@@ -82,6 +82,7 @@ class Follower:
         self.passes = self.steps = self.followed = 0  # in it: forward passes, steps, and those of them behind passes
         self.is_full = False  # whether a step had more passes than are followed
         self.timestep = math.nan  # of the last step
+        self.branches = Branches()
 
     def drop(self) -> None:
         """End the run, finished or not."""
@@ -107,7 +108,7 @@ class Follower:
 
     def begin(self) -> None:
         """Begin a run of the steps that the scheduler has now."""
-        self.timestep = math.nan
+        self.timestep, self.branches = math.nan, Branches()
         levels = levels_of(self.scheduler)
         levels = levels[: made_steps(self.session.target, self.session.memory.get(END)) + 1]
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
@@ -141,13 +142,15 @@ class Follower:
         if self.stepper is None:  # a call outside of a run
             return original(*args, **kwargs)
         run = self.stepper.run
-        if run.step == 0 and run.branch < 0 and not run.frames:  # image-to-image starts further down
+        is_first = run.branch < 0
+        if run.step == 0 and is_first and not run.frames:  # image-to-image starts further down
             run.step = first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep"))
-        run.branch, run.expert = run.branch + 1, expert
-        if run.branch == MOST_BRANCHES:
+        if not is_first and self.branches.count == MOST_BRANCHES:
             self.is_full = True
             self.drop()
             return original(*args, **kwargs)
+        text = next(tensors(arguments(denoiser, args, kwargs).get("encoder_hidden_states")), None)
+        run.branch, run.expert = self.branches.next(expert, text, is_first), expert
         try:
             if run.branch == 0:
                 self.begin_again_if_resized([x.shape for x in latents_of(denoiser, args, kwargs)])
@@ -240,7 +243,7 @@ class Follower:
             yield
             self.end_early(broken=False)  # where no progress bar told that the loop ended, as in modular pipelines
         finally:
-            self.is_called = False
+            self.is_called, self.branches = False, Branches()
             self.drop()
             report = self.session.report
             done = [share for kind in ("computed", "attention") for share in report.details.get(kind, ())]

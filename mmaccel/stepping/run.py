@@ -40,8 +40,8 @@ class SamplerRun:
     step
         Index of the step that is running, from 0.
     branch
-        Index of the forward pass within the step: 0 is the first, with guidance usually the prompt's, 1 the other's.
-        A sampler that batches both has branch 0 only.
+        Of guidance, which the running forward pass belongs to: 0 is the first of a step, usually the prompt's, 1 the
+        other's; -1 before the first. A sampler that batches both has branch 0 only.
     expert
         Index of the model that ran last; Wan 2.2 has one for high noise and one for low.
     frames

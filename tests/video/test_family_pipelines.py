@@ -22,6 +22,7 @@ from mmaccel.adapter import find_adapter
 from mmaccel.demos.families.models import build
 from mmaccel.demos.families.sampling import pipeline
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.stepping.branches import Branches
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.testing.untrained import untrained
 from mmaccel.video import examples
@@ -210,6 +211,30 @@ def test_a_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_that_are_
         assert len(shares) == made and shares[-1] == 1
         run(fast, {**call, "denoising_end": None})
         assert fast.report.plain_forwards == 30
+
+
+@pytest.mark.parametrize("method", (video.EasyCache(1e9, warmup=1), video.TaylorSeer(interval=3, warmup=1)), ids=str)
+@pytest.mark.parametrize("part", ({"stop": 0.5}, {"start": 0.5}), ids=("ends", "begins"))
+def test_guidance_that_comes_or_goes_leaves_other_branches_theirs(method, part, monkeypatch):
+    """A pass with skipped layers comes in the place of that without the prompt: it is not answered for that."""
+    pipe, call = modular()
+    skipped = diffusers.hooks.LayerSkipConfig(indices=[1], fqn="blocks")
+    pipe.update_components(
+        guider=diffusers.SkipLayerGuidance(
+            3.0, skip_layer_config=skipped, skip_layer_guidance_start=0.0, skip_layer_guidance_stop=1.0, **part
+        )
+    )
+    numbers, found = [], Branches.next
+
+    def told(self, expert, text, is_first=False):
+        numbers.append((found(self, expert, text, is_first), bool(torch.equal(text, call["prompt_embeds"]))))
+        return numbers[-1][0]
+
+    monkeypatch.setattr(Branches, "next", told)
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**call)
+    assert {is_prompt for _, is_prompt in numbers} == {True, False}, "there are passes without the prompt"
+    assert len(set(numbers)) == 3, "each number has one text"
 
 
 def modular_sdxl():

@@ -10,8 +10,10 @@ from diffusers.hooks.hooks import ModelHook
 
 from mmaccel.errors import SettingError
 from mmaccel.method import is_count
+from mmaccel.stepping.branches import Branches
 from mmaccel.stepping.easy_reuse import EasyReuse
 from mmaccel.stepping.run import SamplerRun
+from mmaccel.stepping.tensors import tensors
 
 from ..families.families import arguments, latents_of
 from ..steps import Forward
@@ -68,7 +70,7 @@ class EasyCacheHook(ModelHook):
 
     def new_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The transformer's output, computed or from memory."""
-        self._follow(arguments(module, args, kwargs).get(TIMESTEP), type(module).__name__)
+        self._follow(arguments(module, args, kwargs), type(module).__name__)
         latents, forward = latents_of(module, args, kwargs), cast(Forward, self.fn_ref.original_forward)
         output, share = self.cache.answer(latents, lambda: forward(*args, **kwargs), adds=self.flow)
         self.computed.append(share > 0)
@@ -82,11 +84,12 @@ class EasyCacheHook(ModelHook):
     def _begin(self) -> None:
         method = self.method
         self.run, self.level, self.moved = SamplerRun(self.steps, []), math.nan, math.nan
-        self.run.step = -1
+        self.run.step, self.branches = -1, Branches()
         self.cache = EasyReuse(self.run, method.threshold, method.warmup, method.cooldown)
 
-    def _follow(self, timestep: Any, name: str) -> None:
-        """Find out which step and branch this is."""
+    def _follow(self, given: dict[str, Any], name: str) -> None:
+        """Find out which step and branch a call with these arguments is of."""
+        timestep, text = given.get(TIMESTEP), next(tensors(given.get("encoder_hidden_states")), None)
         if timestep is None:
             raise SettingError(f"{name} is not told the timestep: use mmaccel.accelerate(pipe, video.EasyCache())")
         level = float(torch.as_tensor(timestep).float().mean())  # a first frame that is held has one of its own
@@ -97,4 +100,4 @@ class EasyCacheHook(ModelHook):
         if level != self.level:
             self.moved, self.level = level - self.level, level
             self.run.step, self.run.branch = self.run.step + 1, -1
-        self.run.branch += 1
+        self.run.branch = self.branches.next(0, text, is_first=self.run.branch < 0)

@@ -121,7 +121,7 @@ class EagleGuesses:
         self._forget()
         states = self.take_states()
         if len(states) and len(self._text) > 1:
-            self._unread.append(states[-len(self._text) + 1 :].to(self.head.device))
+            self._unread.append(states[-len(self._text) + 1 :].to(self.head.fc.weight))
 
     def _timed(self, path: Path) -> None:
         """Read a path, and tell what the step took; of a long text that says nothing, and the likeliest is read too."""
