@@ -191,7 +191,8 @@ LIMITS = """
   nearer wall time comes to the number of passes.
 - **`prompt lookup`** of transformers drafts ten tokens whatever they cost, one text at a time.
 - **Assisted generation** needs a second, smaller model with the same tokenizer, and there is none beside this one.
-- **Free chat** repeats nothing: there only recycled candidates are right, and seldom.
+- **Free chat** repeats nothing: there only recycled candidates are right, and seldom. A head that was trained for the
+  model says more of it: `EagleDraft`, on [a page of its own](long/trained_head.md).
 """
 
 

@@ -135,9 +135,9 @@ class Assistant:
     def root(self) -> State:
         return (), 1.0
 
-    def guesses(self, state: State) -> Iterator[Guess]:
+    def guesses(self, state: State, left: float = 1.0) -> Iterator[Guess]:
         tokens, share = state
-        if not 0 < len(self._text) + len(tokens) <= self._longest or not self.cost.is_worth(share, self.row):
+        if not 0 < len(self._text) + len(tokens) <= self._longest or not self.cost.is_worth(share * left, self.row):
             return
         began = self._now()
         token, probability = self.choose(self._logits([*self._text, *tokens]), len(tokens))

@@ -102,9 +102,9 @@ class EagleGuesses:
     def root(self) -> State:
         return ((), 1.0) if self._nodes or self._unread else None
 
-    def guesses(self, state: State) -> Iterator[Guess]:
+    def guesses(self, state: State, left: float = 1.0) -> Iterator[Guess]:
         path, share = state
-        if not self.cost.is_worth(share, self.row):
+        if not self.cost.is_worth(share * left, self.row):
             return
         self._timed(path)
         likely = self._nodes[path].likely

@@ -126,13 +126,23 @@ class GrownDrafter:
         node.kinds = {}
         found: dict[int, Node] = {}
         for place, (source, state) in enumerate(zip(self.sources, node.states, strict=True)):
-            for token, kind, after in () if state is None else source.guesses(state):
+            for token, kind, after in () if state is None else source.guesses(state, *self._left(source, node)):
                 node.kinds.setdefault(token, []).append(kind)
                 guess = found.setdefault(token, Node(token, number, 0.0, node.depth + 1, [None] * len(self.sources)))
                 guess.states[place] = after
         for token, guess in found.items():
             guess.share = node.share * self.acceptance.of_all(node.kinds[token])
         return [guess for guess in found.values() if guess.share >= UNLIKELY]
+
+    def _left(self, source: Source, node: Node) -> tuple[float, ...]:
+        """For a source whose guesses cost time: how much of their worth is left beside the guesses of those before it.
+
+        All of it, unless one is right more often than not: to agree with an unsure one makes it surer.
+        """
+        if not getattr(source, "costs_a_pass", False) or node.kinds is None:
+            return ()
+        best = max((self.acceptance.of_all(kinds) for kinds in node.kinds.values()), default=0.0)
+        return (min(1.0, 2 * (1 - best)),)
 
     def observe(self, verdict: Verdict) -> None:
         """Learn from what the model wrote, and from what it found likely at every node."""
