@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mmaccel.comparison.comparison import Comparison
 
     from .stream.recognizer import StreamingRecognizer
-    from .stream.stats import StreamStats
+    from .stream.stream import SpeechStream
     from .stream.transcribe import Transcript
 
 WAITING = 36_000  # chunks of the microphone that a slow model lets wait, an hour
@@ -170,8 +170,8 @@ def _listen(arguments: argparse.Namespace) -> Transcript:
             live.show(new)
 
     chunks, rate, channels = _heard(arguments)
-    stream = _recognizer(arguments).stream(rate, arguments.update_interval, channels)
-    with _kept(arguments.output, events, stream.stats), stream:
+    opened = _recognizer(arguments).stream(rate, arguments.update_interval, channels)
+    with opened as stream, _kept(arguments.output, events, stream):
         if arguments.audio:
             _push_all(chunks, lambda chunk: take(stream.push(chunk)))
             take(stream.finish())
@@ -182,14 +182,14 @@ def _listen(arguments: argparse.Namespace) -> Transcript:
 
 
 @contextlib.contextmanager
-def _kept(path: Path | None, events: list[Any], stats: StreamStats) -> Iterator[None]:
+def _kept(path: Path | None, events: list[Any], stream: SpeechStream) -> Iterator[None]:
     """At an error, write what was heard before it to `path`: an hour of speech is not said again."""
     from .stream.transcribe import transcript
 
     try:
         yield
     except Exception:
-        if path and (made := transcript(events, stats)).segments:  # else an older file is worth more
+        if path and (made := transcript(events, stream.stats)).segments:  # else an older file is worth more
             made.save(path)
             print(f"wrote {path}, up to the error", file=sys.stderr)
         raise

@@ -29,7 +29,8 @@ from mmaccel.modality import modalities  # noqa: E402
 from mmaccel.registry import methods  # noqa: E402
 
 SOURCE = ROOT / "build" / "docs-source"  # as in mkdocs.yml
-NO_SOURCE = ("__pycache__", *zoo.names())
+SHIPPED = (*zoo.names(), *zoo.heads())
+NO_SOURCE = ("__pycache__", *SHIPPED)
 
 # A line of a page that stands for a part of another file: `<!-- from README.md: Kernels -->`, or without the heading
 # for what comes before the first one.
@@ -44,7 +45,7 @@ def generated() -> dict[str, str]:
     pages |= reference_pages()
     for name, title in (("CONTRIBUTING.md", "contributing.md"), ("CHANGELOG.md", "changelog.md")):
         pages[title] = relinked(text(name), title, name)
-    for name in zoo.names():
+    for name in SHIPPED:
         page = f"models/{name}/index.md"
         pages[page] = relinked(text(f"mmaccel/zoo/{name}/README.md"), page, f"docs/models/{name}/README.md")
     return pages
@@ -84,7 +85,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     for place, markdown in generated().items():
         files.append(File.generated(config, place, content=markdown))
-    for name in zoo.names():
+    for name in SHIPPED:
         for picture in zoo.path(name).glob("samples.png"):
             files.append(File.generated(config, f"models/{name}/{picture.name}", abs_src_path=str(picture)))
     return files
@@ -123,4 +124,4 @@ def _benchmarks() -> list[str]:
 
 
 def _cards() -> list[str]:
-    return [f"models/{name}/index.md" for name in zoo.names()]
+    return [f"models/{name}/index.md" for name in SHIPPED]

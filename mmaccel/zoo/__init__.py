@@ -37,6 +37,11 @@ def names() -> tuple[str, ...]:
     return tuple(name for name in _MODELS if _folder(name).is_dir())
 
 
+def heads() -> tuple[str, ...]:
+    """Names of the heads that are here, which draft for models of others."""
+    return _HEADS
+
+
 def is_known(name: str) -> bool:
     """Whether this is the name of a model, also of one that is not trained yet."""
     return name in _MODELS
