@@ -15,11 +15,11 @@ from mmaccel import private
 from mmaccel.cache.argument import cache_of
 
 from .generated_text import Drafts, GeneratedText, Verdicts, of_row, positions_of
-from .hidden_states import HiddenStates
 from .matching import Draft, Likely, Verdict, likeliest_of, match
-from .pass_attention import PassAttention
-from .rollback import Rollback
-from .slots import Slots
+from .passes.hidden_states import HiddenStates
+from .passes.pass_attention import PassAttention
+from .passes.rollback import Rollback
+from .passes.slots import Slots
 from .step_mode import StepMode
 
 # Committed tokens of every text that are read again with each draft, at most, before they are read without one: where

@@ -27,9 +27,9 @@ from mmaccel.skinny_linears import skinny_linears
 from .dice import DEVICES, Dice
 from .generated_texts import GeneratedTexts
 from .loop import Width, draft_and_verify
+from .passes.slots import unfit_for_rows
 from .row_drafters import RowDrafters, TextDrafter
 from .setting import setting, tokens_made
-from .slots import unfit_for_rows
 from .stats import Stats
 from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_model, unfit_states
 

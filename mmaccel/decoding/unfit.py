@@ -10,7 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StopStringCriteria
 from mmaccel import private
 from mmaccel.cache.argument import cache_of
 
-from .rollback import WITH_STATE, can_go_back, reads_on
+from .passes.rollback import WITH_STATE, can_go_back, reads_on
 from .setting import setting, why_no_cache
 
 # Processors of transformers that look at more than the row they are given.

@@ -18,7 +18,7 @@ from mmaccel.decoding.drafters.acceptance import Acceptance
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.pass_cost import FEWEST, STALE, PassCost
 from mmaccel.decoding.drafters.sources import EXPECTED, Repeats, Successors
-from mmaccel.decoding.slots import Slots, ancestors
+from mmaccel.decoding.passes.slots import Slots, ancestors
 from mmaccel.vlm import FusedDraft, TokenRecycling
 
 

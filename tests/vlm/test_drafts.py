@@ -33,7 +33,7 @@ from transformers import (
 )
 
 import mmaccel
-from mmaccel.decoding.rollback import can_go_back
+from mmaccel.decoding.passes.rollback import can_go_back
 from mmaccel.vlm import (
     FastV,
     FrameFusion,
@@ -444,7 +444,7 @@ def test_a_processor_of_the_user_is_shown_batches_only_whole(llama, batch, reaso
 
 def test_attention_that_takes_no_mask_of_its_own(llama):
     """One text is drafted in chains there; a batch is left to the model."""
-    from mmaccel.decoding.slots import unfit_for_rows
+    from mmaccel.decoding.passes.slots import unfit_for_rows
 
     assert unfit_for_rows(llama) is None
     before = llama.config._attn_implementation

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 import mmaccel
 from mmaccel import kernels
-from mmaccel.decoding import pass_attention
-from mmaccel.decoding.windows import own_attention, unfit_layers
+from mmaccel.decoding.passes import pass_attention
+from mmaccel.decoding.passes.windows import own_attention, unfit_layers
 from mmaccel.demos.families import visual_models
 from mmaccel.vlm import SuffixDecoding, TokenRecycling, examples, visual_examples
 

@@ -11,7 +11,7 @@ from mmaccel.decoding.custom_generate import CustomGenerate
 from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost, likeliest
 from mmaccel.decoding.drafters.sources import Source
 from mmaccel.decoding.generation import Call
-from mmaccel.decoding.rollback import can_go_back
+from mmaccel.decoding.passes.rollback import can_go_back
 from mmaccel.errors import SettingError, shown
 from mmaccel.method import Advice, Held
 from mmaccel.registry import register

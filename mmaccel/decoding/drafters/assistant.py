@@ -16,7 +16,7 @@ from mmaccel.cache.argument import cached
 from ..generated_text import positions_of
 from ..loop import clock
 from ..matching import Likely
-from ..rollback import record_past
+from ..passes.rollback import record_past
 from .pass_cost import PassCost
 from .sources import LEVELS, Context, Guess, State
 

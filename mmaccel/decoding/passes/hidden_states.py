@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmaccel import private
 
-from .generated_text import GeneratedText, Verdicts
+from ..generated_text import GeneratedText, Verdicts
 
 
 class HiddenStates:

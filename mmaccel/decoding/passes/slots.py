@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer
 
 from mmaccel import private
 
-from .matching import Draft
+from ..matching import Draft
 from .windows import Windows, unfit_layers
 
 ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape

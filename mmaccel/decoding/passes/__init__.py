@@ -1,0 +1,1 @@
+"""A pass of the model: what it sees, what is read of it, and how it is taken back."""
