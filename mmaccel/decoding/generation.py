@@ -59,6 +59,8 @@ class Call:
         What the method took out of the arguments.
     texts
         That grow by the drafts; None where another engine writes them.
+    shared
+        What the drafters of its rows have in common, by name.
     """
 
     session: Holder
@@ -66,6 +68,7 @@ class Call:
     branches: bool = True
     given: Any = None
     texts: GeneratedTexts | None = None
+    shared: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def dice(self) -> Dice | None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Protocol
 
+from .drafters.grown_draft import GrownDrafter
+from .drafters.steps import Waiting, together
 from .generated_text import Drafts, GeneratedText, Verdicts
 from .loop import Drafter
 from .matching import Draft, Verdict
@@ -42,15 +44,16 @@ class RowDrafters:
 
     def propose(self, most: int) -> Drafts:
         """A draft of at most `most` tokens for each text that goes on."""
-        rows = [self._draft(row, most) for row in range(len(self.texts))]
+        rows = together([self._drafting(row, most) for row in range(len(self.texts))])
         known = [0 if text.finished else text.unread + 1 for text in self.texts]
         return Drafts(tuple(self._paced(rows, known) if self.in_step else self._agreed(rows)), tuple(known))
 
-    def _draft(self, row: int, most: int) -> Draft:
-        text = self.texts[row]
+    def _drafting(self, row: int, most: int) -> Waiting[Draft]:
+        text, drafter = self.texts[row], self.drafters[row]
         if text.finished or text.ahead > AHEAD:
             return Draft(())
-        draft = self.drafters[row].propose(min(most, text.room - 1))
+        most = min(most, text.room - 1)
+        draft = (yield from drafter.drafting(most)) if isinstance(drafter, GrownDrafter) else drafter.propose(most)
         return draft if self.branches else draft.chain()
 
     def _agreed(self, rows: Sequence[Draft]) -> list[Draft]:

@@ -10,11 +10,13 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
 import mmaccel
-from mmaccel.decoding.drafters import assistant
+from mmaccel.decoding.drafters import assistant, eagle_steps
 from mmaccel.decoding.drafters.assistant import AssistantCost
 from mmaccel.decoding.drafters.eagle_guesses import EagleGuesses
+from mmaccel.decoding.drafters.eagle_steps import HeadSteps
 from mmaccel.decoding.drafters.eagle_weights import load_head
 from mmaccel.decoding.drafters.pass_cost import PassCost
+from mmaccel.decoding.drafters.steps import together
 from mmaccel.errors import SettingError, UnsupportedTargetError, WeightsError
 from mmaccel.vlm import EagleDraft, FusedDraft, examples, visual_examples
 
@@ -101,21 +103,87 @@ def test_guesses_along_a_tree_are_those_of_each_path_read_alone(llama, tmp_path,
     switches = {switch: True} if switch else {}
     found = load_head(eagle_heads.write(tmp_path, llama, layers=layers, nested=nested, **switches), llama).double()
     found.embedding, found.output = found.embedding.double(), found.output.double()
-    text = torch.randint(4, 60, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-    states = torch.randn(45, 3 * 32, generator=torch.Generator().manual_seed(2)).double()
-    parts = [states[:19], states[19:23], states[23:24]]
-    guesses = EagleGuesses(found, AssistantCost(PassCost(9, always=True)), lambda: parts.pop(0))
-    guesses.begin(text[:19])
-    for begin, end in ((19, 20), (20, 24), (24, 25)):
-        guesses.learn(text[begin:end], (), ())
-        waiting, read = [guesses.root()], []
+    steps = HeadSteps(found, always())
+    row = Row(steps, 0, 19, ((19, 20), (20, 24), (24, 25)))
+    for _ in range(3):
+        row.learn()
+        together([row.drafting()])
+        row.expect_what_is_read_alone()
+
+
+@pytest.mark.parametrize("window", (None, 9))
+def test_guesses_for_the_texts_of_a_batch_are_those_for_each_alone(llama, head, window, monkeypatch):
+    """Of prompts of other lengths, where one waits for a pass and another begins again; each step serves all rows."""
+    monkeypatch.setattr(eagle_steps, "CHUNK", 8)
+    found = load_head(head, llama).double()
+    found.embedding, found.output, found.config.window = found.embedding.double(), found.output.double(), window
+    steps = HeadSteps(found, always(), rows=3)
+    rows = [
+        Row(steps, 0, 19, ((19, 20), (20, 24), (24, 25))),
+        Row(steps, 1, 7, ((7, 8), (8, 10), (10, 18))),
+        Row(steps, 2, 12, ((12, 16), (16, 17), (17, 18))),
+    ]
+    taken = []
+    monkeypatch.setattr(HeadSteps, "take", _noted(HeadSteps.take, taken))
+    for passed in range(3):
+        for row in rows:
+            row.learn()
+        going = [row for row in rows if row.number != passed]  # the other reads two passes the next time
+        together([row.drafting() for row in going])
+        for row in going:
+            row.expect_what_is_read_alone()
+        together([row.drafting() for row in going[:1]])  # what was guessed is guessed again
+    assert max(taken) == 2 and taken.count(2) > len(taken) / 2
+    steps.forget(1)
+    rows[1] = Row(steps, 1, 11, ((11, 12), (12, 13)))
+    rows[1].learn()
+    together([row.drafting() for row in rows[1:]])
+    rows[1].expect_what_is_read_alone()
+    rows[2].expect_what_is_read_alone()
+    assert torch.isfinite(steps._cache.layers[0].values).all()
+
+
+def _noted(take, taken):
+    return lambda self, steps: (taken.append(len(steps)), take(self, steps))[1]
+
+
+class Row:
+    """A text of a batch, whose model has read it in some parts."""
+
+    def __init__(self, steps, number, prompt, parts):
+        generator = torch.Generator().manual_seed(number)
+        self.text = torch.randint(4, 60, (40,), generator=generator).tolist()
+        self.states = torch.randn(45, 3 * 32, generator=generator).double()
+        self.steps, self.number, self.parts, self.known = steps, number, list(parts), 0
+        self.guesses = EagleGuesses(steps, self.take, row=number)
+        self.guesses.begin(self.text[:prompt])
+
+    def take(self):
+        begin, self.known = self.known, self.end - 1
+        return self.states[begin : self.known]
+
+    def learn(self):
+        begin, self.end = self.parts.pop(0)
+        self.guesses.learn(self.text[begin : self.end], (), ())
+
+    def drafting(self):
+        """Ask for the guesses at five states."""
+        waiting, self.read = [self.guesses.root()], []
         for _ in range(5):
-            read.append(waiting.pop())
-            waiting.extend(behind for _, _, behind in guesses.guesses(read[-1]))
-        assert len(guesses._nodes) > len(read), "those beside it are read with it"
-        for path, node in guesses._nodes.items():
-            expected = alone(found, states, text[:end], path)
-            torch.testing.assert_close(found.logits(node.hidden), expected)
+            self.read.append(waiting.pop())
+            yield from self.guesses.asking(self.read[-1])
+            waiting.extend(behind for _, _, behind in self.guesses.guesses(self.read[-1]))
+
+    def expect_what_is_read_alone(self):
+        nodes, head = self.guesses._nodes, self.steps.head
+        assert len(nodes) > len(self.read), "those beside it are read with it"
+        for path, node in nodes.items():
+            expected = alone(head, self.states, self.text[: self.end], path)
+            torch.testing.assert_close(head.logits(node.hidden), expected)
+
+
+def always():
+    return AssistantCost(PassCost(9, always=True))
 
 
 def alone(head, states, text, path):
@@ -123,7 +191,7 @@ def alone(head, states, text, path):
     hidden, tokens = head.join(states[: len(text) - 1]), list(text[1:])
     for behind in range(len(path) + 1):
         length = len(tokens)
-        mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+        mask = torch.ones(length, length, dtype=torch.bool).tril().triu(1 - (head.config.window or length))[None, None]
         cache, places = DynamicCache(config=head.config), torch.arange(length)[None]
         last = head(torch.tensor([tokens]), hidden[None], places, mask, cache)[0, -1:]
         hidden, tokens = torch.cat([hidden, last]), [*tokens, *path[behind : behind + 1]]
@@ -131,7 +199,7 @@ def alone(head, states, text, path):
 
 
 def test_only_tokens_of_the_draft_vocabulary_are_guessed(llama, head):
-    guesses = EagleGuesses(load_head(head, llama), AssistantCost(PassCost(9, always=True)), lambda: torch.randn(3, 96))
+    guesses = EagleGuesses(HeadSteps(load_head(head, llama), always()), lambda: torch.randn(3, 96))
     guesses.begin([5, 6, 7])
     assert guesses.root() is None, "nothing was read yet"
     guesses.learn([8], (), ())
@@ -153,11 +221,11 @@ def test_a_window_is_that_of_the_mask(llama, tmp_path):
     text, states = list(range(4, 30)), torch.randn(26, 96, generator=torch.Generator().manual_seed(3))
     seen = []
     for head, first in ((narrow, 0), (narrow, 20), (load_head(eagle_heads.write(tmp_path, llama), llama), 0)):
-        guesses = EagleGuesses(head, AssistantCost(PassCost(9, always=True)), lambda first=first: states[first:25])
+        guesses = EagleGuesses(HeadSteps(head, always()), lambda first=first: states[first:25])
         guesses.begin(text[:25])
         guesses.learn(text[25:], (), ())
-        guesses._timed(())
-        guesses._timed((guesses._nodes[()].likely[0][0],))
+        (_, _, behind), *_ = guesses.guesses(guesses.root())
+        list(guesses.guesses(behind))
         seen.append([node.hidden for node in guesses._nodes.values()][:2])
     for one, other, whole in zip(*seen, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
@@ -208,8 +276,8 @@ def _counting(read, rows):
 
 
 def test_a_long_read_is_no_step_and_the_likeliest_token_is_read_to_have_one(llama, head):
-    cost = AssistantCost(PassCost(9, always=True))
-    guesses = EagleGuesses(load_head(head, llama), cost, lambda: torch.randn(40, 96))
+    cost = always()
+    guesses = EagleGuesses(HeadSteps(load_head(head, llama), cost), lambda: torch.randn(40, 96))
     guesses.begin(list(range(4, 44)))
     guesses.learn([5], (), ())
     list(guesses.guesses(guesses.root()))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from mmaccel.decoding.drafters.assistant import AssistantCost
 from mmaccel.decoding.drafters.eagle_guesses import EagleGuesses
 from mmaccel.decoding.drafters.eagle_head import EagleHead
+from mmaccel.decoding.drafters.eagle_steps import HeadSteps
 from mmaccel.decoding.drafters.eagle_weights import configuration, load_head
 from mmaccel.decoding.drafters.sources import Source
 from mmaccel.decoding.generation import Call
@@ -137,9 +138,11 @@ class EagleDraft(FusedDraft):
         new = AssistantCost(self.width(call), call.rows)
         cost: AssistantCost = self._kept(call, f"cost of a head of {call.rows} rows", new)
         told = partial(call.texts.hidden.take, row)
-        head = self._head(call.session)
-        forbidden = self._forbidden(call.session)
-        return [*found, EagleGuesses(head, cost, told, forbidden, call.dice, branches=call.branches, row=row)]
+        steps = call.shared.get("head")
+        if steps is None:
+            head, forbidden = self._head(call.session), self._forbidden(call.session)
+            steps = call.shared["head"] = HeadSteps(head, cost, call.rows, forbidden, call.dice)
+        return [*found, EagleGuesses(steps, told, branches=call.branches, row=row)]
 
     def tell(self, report: Report, given: Any) -> None:
         """Say where no head was named."""

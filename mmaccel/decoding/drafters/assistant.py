@@ -18,7 +18,7 @@ from ..loop import clock
 from ..matching import Likely
 from ..passes.rollback import record_past
 from .pass_cost import PassCost
-from .sources import LEVELS, Context, Guess, State
+from .sources import LEVELS, Context, CostlySource, Guess, State
 
 RECENT = 9  # steps whose seconds count
 FEW = 16  # tokens of a step that counts: one of more reads a prompt, or a long draft that was right
@@ -54,10 +54,10 @@ class AssistantCost:
         self._right, self._count = 2.0, 3.0
         self._idle: Counter[int] = Counter()  # questions that did not pay since the last that did, by row
 
-    def observe_step(self, seconds: float, tokens: int = 1) -> None:
-        """A step that read so many tokens took so long; it is no part of the pass that verifies."""
+    def observe_step(self, seconds: float, tokens: int = 1, rows: int = 1) -> None:
+        """A step over so many tokens of each of some rows took so long; it is no part of the pass that verifies."""
         if tokens <= FEW:
-            self.seconds.append(seconds)
+            self.seconds.append(seconds / rows)
         self.plain.leave_out(seconds)
 
     def observe_guess(self, is_right: bool) -> None:
@@ -82,7 +82,7 @@ class AssistantCost:
         return share * self._right / self._count > ratio
 
 
-class Assistant:
+class Assistant(CostlySource):
     """What a smaller model would write, step by step.
 
     Parameters
@@ -98,14 +98,7 @@ class Assistant:
         a sampled text :meth:`mmaccel.decoding.dice.Dice.choose`.
     row
         Of the batch.
-
-    Attributes
-    ----------
-    costs_a_pass
-        It is not asked where nothing can be drafted.
     """
-
-    costs_a_pass = True
 
     def __init__(
         self,
@@ -135,10 +128,13 @@ class Assistant:
     def root(self) -> State:
         return (), 1.0
 
-    def guesses(self, state: State, left: float = 1.0) -> Iterator[Guess]:
+    def is_worth(self, state: State, left: float = 1.0) -> bool:
         tokens, share = state
-        if not 0 < len(self._text) + len(tokens) <= self._longest or not self.cost.is_worth(share * left, self.row):
-            return
+        fits = 0 < len(self._text) + len(tokens) <= self._longest
+        return fits and self.cost.is_worth(share * left, self.row)
+
+    def guesses(self, state: State) -> Iterator[Guess]:
+        tokens, share = state
         began = self._now()
         token, probability = self.choose(self._logits([*self._text, *tokens]), len(tokens))
         self.cost.observe_step(self._now() - began, self._read)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from ..matching import Draft, Verdict
 from .acceptance import Acceptance
 from .pass_cost import PassCost
-from .sources import CONTEXT, Context, Source, State
+from .sources import CONTEXT, Context, CostlySource, Source, State
+from .steps import Waiting, together
 
 # A text may suit its drafts less than those before: as many right guesses as all that was learned is worth, and how
 # much of that counts after each token.
@@ -91,10 +92,14 @@ class GrownDrafter:
 
     def propose(self, most: int) -> Draft:
         """The draft of at most `most` tokens that is worth most."""
-        asked = [most > 0 or not getattr(source, "costs_a_pass", False) for source in self.sources]
+        return together([self.drafting(most)])[0]
+
+    def drafting(self, most: int) -> Waiting[Draft]:
+        """The same, of one text of several: wait for the steps of a source that are taken for all of them."""
+        asked = [most > 0 or not isinstance(source, CostlySource) for source in self.sources]
         states = [source.root() if ask else None for ask, source in zip(asked, self.sources, strict=True)]
         self._root = Node(0, -1, 1.0, 0, states)
-        self._nodes = self._grown(most)
+        self._nodes = yield from self._grown(most)
         trust = min(1.0, self._right / self._expected)
         again, shares = self.again(), [node.share for node in self._nodes]
         trusted = [trust**node.depth * node.share for node in self._nodes]
@@ -103,12 +108,12 @@ class GrownDrafter:
         self._draft = Draft(tuple(n.token for n in nodes), tuple(n.parent for n in nodes))
         return self._draft
 
-    def _grown(self, most: int) -> list[Node]:
+    def _grown(self, most: int) -> Waiting[list[Node]]:
         """The `most` likeliest nodes, each behind its parent."""
         nodes: list[Node] = []
         waiting: list[tuple[float, int, Node]] = []
         order = 0
-        for guess in self._guesses(self._root, -1):
+        for guess in (yield from self._guesses(self._root, -1)):
             heapq.heappush(waiting, (-guess.share, order := order + 1, guess))
         while waiting and len(nodes) < most:
             node = heapq.heappop(waiting)[2]
@@ -117,16 +122,20 @@ class GrownDrafter:
             (nodes[node.parent] if node.parent >= 0 else self._root).after[node.token] = number
             if not self.branches:
                 waiting.clear()
-            for guess in self._guesses(node, number):
+            for guess in (yield from self._guesses(node, number)):
                 heapq.heappush(waiting, (-guess.share, order := order + 1, guess))
         return nodes
 
-    def _guesses(self, node: Node, number: int) -> list[Node]:
+    def _guesses(self, node: Node, number: int) -> Waiting[list[Node]]:
         """What may follow a node."""
         node.kinds = {}
         found: dict[int, Node] = {}
         for place, (source, state) in enumerate(zip(self.sources, node.states, strict=True)):
-            for token, kind, after in () if state is None else source.guesses(state, *self._left(source, node)):
+            if state is None or not self._is_worth(source, state, node):
+                continue
+            if isinstance(source, CostlySource):
+                yield from source.asking(state)
+            for token, kind, after in source.guesses(state):
                 node.kinds.setdefault(token, []).append(kind)
                 guess = found.setdefault(token, Node(token, number, 0.0, node.depth + 1, [None] * len(self.sources)))
                 guess.states[place] = after
@@ -134,15 +143,15 @@ class GrownDrafter:
             guess.share = node.share * self.acceptance.of_all(node.kinds[token])
         return [guess for guess in found.values() if guess.share >= UNLIKELY]
 
-    def _left(self, source: Source, node: Node) -> tuple[float, ...]:
-        """For a source whose guesses cost time: how much of their worth is left beside the guesses of those before it.
+    def _is_worth(self, source: Source, state: State, node: Node) -> bool:
+        """Whether a source is asked: one whose guesses cost time, only for what is left beside those before it.
 
-        All of it, unless one is right more often than not: to agree with an unsure one makes it surer.
+        That is all of their worth, unless one is right more often than not: to agree with an unsure one makes it surer.
         """
-        if not getattr(source, "costs_a_pass", False) or node.kinds is None:
-            return ()
-        best = max((self.acceptance.of_all(kinds) for kinds in node.kinds.values()), default=0.0)
-        return (min(1.0, 2 * (1 - best)),)
+        if not isinstance(source, CostlySource):
+            return True
+        best = max((self.acceptance.of_all(kinds) for kinds in (node.kinds or {}).values()), default=0.0)
+        return source.is_worth(state, min(1.0, 2 * (1 - best)))
 
     def observe(self, verdict: Verdict) -> None:
         """Learn from what the model wrote, and from what it found likely at every node."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ..dice import Dice
 from ..matching import Likely
+from .steps import Waiting
 from .suffix_index import SuffixIndex, dict_bytes, tuple_bytes
 
 State = Any  # of a source, at a node of a draft
@@ -39,6 +40,18 @@ class Source(Protocol):
 
     def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
         """The text goes on with `tokens`; after each of the `ends` the model found others likely."""
+
+
+class CostlySource:
+    """Base of sources whose guesses take time, and which are asked only where these are worth it."""
+
+    def is_worth(self, state: State, left: float = 1.0) -> bool:
+        """Whether to ask for the guesses at a state, of whose worth so much is left beside those of others."""
+        raise TypeError(f"{type(self).__name__} does not say what its guesses are worth")  # pragma: no cover
+
+    def asking(self, state: State) -> Waiting[None]:
+        """Wait for steps that its guesses take, if these can be taken with those for other texts."""
+        yield from ()
 
 
 class Successors:
