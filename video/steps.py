@@ -22,11 +22,10 @@ from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.report import Report
 from mmaccel.stepping.branches import MOST_BRANCHES, Branches
 from mmaccel.stepping.run import SamplerRun
-from mmaccel.stepping.tensors import tensors
 
 from .families.adapter import END, PipelineSession
 from .families.compiled import AGAIN, refuse_compiled_later
-from .families.families import arguments, latents_of
+from .families.families import arguments, latents_of, text_of
 from .samplers import first_step, levels_of, made_steps, step_names
 
 Forward = Callable[..., Any]
@@ -149,7 +148,7 @@ class Follower:
             self.is_full = True
             self.drop()
             return original(*args, **kwargs)
-        text = next(tensors(arguments(denoiser, args, kwargs).get("encoder_hidden_states")), None)
+        text = text_of(arguments(denoiser, args, kwargs))
         run.branch, run.expert = self.branches.next(expert, text, is_first), expert
         try:
             if run.branch == 0:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from draft_models import mistral
+from draft_models import call, mistral
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3NextForCausalLM
 
 import mmaccel
@@ -16,8 +16,6 @@ from mmaccel.errors import SettingError
 from mmaccel.vlm import FusedDraft, ModelDraft, TokenRecycling, examples, visual_examples
 from mmaccel.vlm.decoder import model_draft
 
-NEW = 30
-
 
 @pytest.fixture(scope="module")
 def llama():
@@ -28,14 +26,6 @@ def small(vocab_size=None, seed=1):
     torch.manual_seed(seed)
     size = {} if vocab_size is None else {"vocab_size": vocab_size}
     return LlamaForCausalLM(LlamaConfig(**{**examples.TEXT, **size, "num_hidden_layers": 1})).eval()
-
-
-def call(batch=1, pad=0, **more):
-    ids = torch.randint(4, 60, (batch, 14), generator=torch.Generator().manual_seed(batch))
-    mask = torch.ones_like(ids)
-    mask[1::2, :pad] = 0
-    given = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask, "max_new_tokens": NEW}
-    return {**given, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **more}
 
 
 @pytest.mark.parametrize("assistant", ("stranger", "twin"))

@@ -13,9 +13,8 @@ from mmaccel.method import is_count
 from mmaccel.stepping.branches import Branches
 from mmaccel.stepping.easy_reuse import EasyReuse
 from mmaccel.stepping.run import SamplerRun
-from mmaccel.stepping.tensors import tensors
 
-from ..families.families import arguments, latents_of
+from ..families.families import arguments, latents_of, text_of
 from ..steps import Forward
 from .easy_cache import EasyCache
 
@@ -89,7 +88,7 @@ class EasyCacheHook(ModelHook):
 
     def _follow(self, given: dict[str, Any], name: str) -> None:
         """Find out which step and branch a call with these arguments is of."""
-        timestep, text = given.get(TIMESTEP), next(tensors(given.get("encoder_hidden_states")), None)
+        timestep, text = given.get(TIMESTEP), text_of(given)
         if timestep is None:
             raise SettingError(f"{name} is not told the timestep: use mmaccel.accelerate(pipe, video.EasyCache())")
         level = float(torch.as_tensor(timestep).float().mean())  # a first frame that is held has one of its own

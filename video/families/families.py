@@ -199,6 +199,11 @@ def arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     return bound(module, args, kwargs).arguments
 
 
+def text_of(given: dict[str, Any]) -> torch.Tensor | None:
+    """The text that a call with these arguments is told, by which its branch is known."""
+    return next(tensors(given.get("encoder_hidden_states")), None)
+
+
 def is_controlled(denoiser: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of a transformer is given what a ControlNet adds between its blocks."""
     given = arguments(denoiser, args, kwargs)
