@@ -27,7 +27,7 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     # Deepgram's own clients take no result without it
     model = {"name": name, "version": "", "arch": ""}
     about = {"metadata": {"request_id": secrets.token_hex(16), "model_uuid": "", "model_info": model}}
-    reached = 0.0
+    reached, is_open = 0.0, False
     while True:
         message = await line.take()
         if isinstance(message, str):
@@ -37,8 +37,9 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
         if kind == "KeepAlive":
             continue
         events = await (run_in_threadpool(listening.end) if kind else run_in_threadpool(listening.push, samples))
-        for said in _results(events, has_partials, reached, kind == "Finalize"):
-            reached = said["start"] + said["duration"] if said["is_final"] else reached
+        for said in _results(events, has_partials, reached, is_open, kind == "Finalize"):
+            if said["is_final"]:
+                reached, is_open = said["start"] + said["duration"], not said["speech_final"]
             await line.give({**said, **about})
         if kind == "CloseStream":
             await line.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
@@ -78,21 +79,27 @@ def _silence(endpointing: str) -> float | None:
     return pause(milliseconds) if milliseconds else None
 
 
-def _results(events: list[Event], has_partials: bool, reached: float, flushed: bool) -> list[dict[str, Any]]:
-    """Messages for events; a final behind a pause ends what was said."""
-    found, paused = [], False
-    for event in events:
-        if isinstance(event, Endpoint):
-            paused = True
-        elif isinstance(event, Final):
+def _results(
+    events: list[Event], has_partials: bool, reached: float, is_open: bool, flushed: bool
+) -> list[dict[str, Any]]:
+    """Messages for events; what was said ends with a final behind a pause, or behind a cut with one without words."""
+    found = []
+    for before, event, after in zip([None, *events], events, [*events[1:], None], strict=False):
+        if isinstance(event, Final):
             words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in event.words]
-            lasts = {"start": event.start, "duration": event.end - event.start, "from_finalize": flushed}
-            found.append(_result(event.text, words, is_final=True, speech_final=paused or flushed, **lasts))
-            paused = False
+            is_open = not (isinstance(before, Endpoint) or flushed)
+            found.append(_final(event.text, words, event.start, event.end, ends=not is_open, from_finalize=flushed))
+        elif isinstance(event, Endpoint) and is_open and not isinstance(after, Final):
+            is_open = False
+            found.append(_final("", [], reached, max(event.time, reached), ends=True, from_finalize=flushed))
         elif has_partials and isinstance(event, Partial):
             lasts = {"start": reached, "duration": max(event.time - reached, 0.0)}
             found.append(_result(event.stable + event.unstable, [], is_final=False, speech_final=False, **lasts))
     return found
+
+
+def _final(text: str, words: list[Any], start: float, end: float, *, ends: bool, **more: Any) -> dict[str, Any]:
+    return _result(text, words, start=start, duration=end - start, is_final=True, speech_final=ends, **more)
 
 
 def _result(text: str, words: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

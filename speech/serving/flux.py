@@ -80,10 +80,12 @@ class Turns:
 
     def take(self, events: list[Event], time: float, is_over: bool) -> list[dict[str, Any]]:
         """Messages for events, after `time` seconds."""
-        told = [message for event in events for message in self._of(event, time)]
-        if is_over and (self._texts or self._has_begun):  # the samples ended in the middle of a turn
-            told += self._end(time)
-        return told
+        told = list[dict[str, Any]]()
+        for event in events:
+            if self._paused and not isinstance(event, Final):  # behind a cut there were no more words
+                told += self._end(time)
+            told += self._of(event, time)
+        return told + self._end(time) if self._paused or is_over else told
 
     def _of(self, event: Event, time: float) -> list[dict[str, Any]]:
         if isinstance(event, Final):

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from mmaccel import speech
 from mmaccel.serve.app import ServerLimits
 from mmaccel.serve.sockets import Line
-from mmaccel.speech.serving import flux, realtime, transcriptions
+from mmaccel.speech.serving import deepgram, flux, realtime, transcriptions
 
 DONE = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
@@ -434,6 +434,21 @@ def test_a_noise_without_words_ends_no_later_turn():
     assert [(one["event"], one["transcript"]) for one in told.take(paused, 18.5, is_over=False)] == [
         ("EndOfTurn", "a b c")
     ]
+
+
+@pytest.mark.parametrize("more", ((), (speech.Partial("", "c", ""),)), ids=("alone", "with the next"))
+def test_a_pause_behind_a_cut_ends_the_turn_without_words_too(more):
+    told = flux.Turns(is_eager=False)
+    told.take([speech.Partial("a", "", "a"), speech.Final("a b", (), 2.0, 17.0)], 17.0, is_over=False)
+    spoken = told.take([speech.Endpoint(17.5), *more], 18.0, is_over=False)
+    assert [(one["event"], one["transcript"]) for one in spoken[:1]] == [("EndOfTurn", "a b")]
+    assert [one["turn_index"] for one in spoken] == [0, *(1 for _ in more)]
+    cut = [speech.Final("a b", (), 2.0, 17.0), speech.Endpoint(17.5), *more]
+    first, end, *_ = deepgram._results(cut, False, 2.0, False, False)
+    assert (first["speech_final"], end["speech_final"], end["start"], end["duration"]) == (False, True, 17.0, 0.5)
+    assert end["is_final"] and end["channel"]["alternatives"][0]["transcript"] == ""
+    assert deepgram._results(cut[1:2], False, 17.0, False, False) == [], "a noise by itself ends nothing"
+    assert deepgram._results(cut[1:2], False, 17.0, True, False)[0]["speech_final"]
 
 
 @pytest.mark.parametrize(
