@@ -51,8 +51,6 @@ def skinny_linears(stack: ExitStack, module: nn.Module) -> None:
 
 
 def _forward(layer: nn.Linear, original: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor) -> torch.Tensor:
-    if input.numel() == input.shape[-1]:  # a single row, as most passes have where nothing is drafted
-        return original(input)
     return skinny_linear(input, layer.weight, layer.bias)
 
 

@@ -1,9 +1,10 @@
 """Linear layers of a few rows on a CPU, as passes of a few tokens or texts have: skinny matrix products.
 
-torch hands float32 products to MKL, which reads the whole weight once more for a second and a third row, or copies it
-for more. For these, the product turned round (weights times inputs) and oneDNN are up to twice as fast; the figures are
-in docs/benchmarks/kernels. Which one is depends on the processor, so it is measured at first use and kept for this CPU,
-see :mod:`mmaccel.kernels.choosing`. A process never changes its choice: two runs with equal inputs give equal bits.
+torch hands float32 products to MKL, which on some processors reads the whole weight once more for a second and a third
+row, copies it for more, and reads it slowly for one. For these, the product turned round (weights times inputs) and
+oneDNN are up to twice as fast; the figures are in docs/benchmarks/kernels. Which one is depends on the processor, the
+rows and the columns of the weight, so it is measured at first use and kept for this CPU, see
+:mod:`mmaccel.kernels.choosing`. A process never changes its choice: two runs with equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from mmaccel import private
 
 from .choosing import fastest_way, kept_or_measured
 
-ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # that are measured; more are left to torch
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # that are measured; more are left to torch
+COLUMNS = (576, 896, 1280, 2048, 4096)  # of weights that are measured, and stand for those up to half way to the next
 LEAST_BYTES = 1 << 19  # of a weight: below, there is little to gain
-LARGE_BYTES = 8 << 20  # of a weight, from which it never stays in a cache
-SMALL, LARGE = (1536, 576), (16384, 576)  # weights that are measured: of a layer of a small model, and of its head
+OUTPUTS = 2048  # of a weight that is measured
 MEASURED_BYTES = 40 << 20  # of weights in turn, so that they come from main memory, as those of a model do
 ROUNDING = 1e-4
 _LOCK = threading.Lock()
@@ -32,9 +33,10 @@ Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Weights times inputs, which streams the weight once."""
-    columns = x.reshape(-1, x.shape[-1]).t()
+    rows = x.reshape(-1, x.shape[-1])
+    columns = (rows if len(rows) > 1 else torch.cat([rows, rows])).t()  # for a single one MKL has no better way
     product = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
-    return product.t().contiguous().view(*x.shape[:-1], len(weight))
+    return product[:, : len(rows)].t().contiguous().view(*x.shape[:-1], len(weight))
 
 
 WAYS: dict[str, Way] = {"plain": F.linear, "turned": turned, "onednn": private.onednn_linear}
@@ -43,7 +45,7 @@ WAYS: dict[str, Way] = {"plain": F.linear, "turned": turned, "onednn": private.o
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear`, by the way that is fastest for so few rows on this CPU; equal up to rounding.
 
-    Anything but 2 to 64 rows of float32 on a CPU, without gradients, goes to `F.linear`.
+    Anything but 1 to 64 rows of float32 on a CPU, without gradients, goes to `F.linear`.
 
     Parameters
     ----------
@@ -59,10 +61,10 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     True
     """
     rows = x.numel() // max(1, x.shape[-1])
-    if not 2 <= rows <= ROWS[-1] or not suits(weight) or not _is_plain(x, weight):
+    if not 1 <= rows <= ROWS[-1] or not suits(weight) or not _is_plain(x, weight):
         return F.linear(x, weight, bias)
     with _LOCK:  # two threads must not measure against each other, nor find two ways
-        name = way(_rounded(rows), weight.nbytes >= LARGE_BYTES, torch.get_num_threads())
+        name = way(_rounded(rows), _nearest(weight.shape[1]), torch.get_num_threads())
     return WAYS[name](x, weight, bias)
 
 
@@ -70,8 +72,8 @@ def measure_all() -> None:
     """Measure what is not kept for this CPU yet, so that no later call takes the time: before something is timed."""
     with _LOCK:
         for rows in ROWS:
-            for is_large in (False, True):
-                way(rows, is_large, torch.get_num_threads())
+            for columns in COLUMNS:
+                way(rows, columns, torch.get_num_threads())
 
 
 def suits(weight: torch.Tensor) -> bool:
@@ -93,21 +95,26 @@ def _rounded(rows: int) -> int:
 
 
 @functools.cache
-def way(rows: int, is_large: bool, threads: int) -> str:
-    """Name of the fastest way for so many rows; `threads` is part of what it holds for."""
-    shape = LARGE if is_large else SMALL
-    name = f"linear layers of {rows} rows, {'large' if is_large else 'small'} weights"
-    measure = functools.partial(_measured, rows, shape)
+def _nearest(columns: int) -> int:
+    """The one of the columns that are measured."""
+    return min(COLUMNS, key=lambda count: abs(count - columns))
+
+
+@functools.cache
+def way(rows: int, columns: int, threads: int) -> str:
+    """Name of the fastest way for so many rows and columns; `threads` is part of what it holds for."""
+    measure = functools.partial(_measured, rows, columns)
+    name = f"linear layers of {rows} rows, {columns} columns"
     found = kept_or_measured(name, measure, lambda kept: isinstance(kept, str) and kept in WAYS)
     return "plain" if found is None else str(found)
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _measured(rows: int, shape: tuple[int, int]) -> str | None:
+def _measured(rows: int, columns: int) -> str | None:
     """The fastest of the ways that give what the plain one gives; None where the machine is too busy to tell."""
     generator = torch.Generator().manual_seed(0)
-    x, tile = torch.randn(rows, shape[1], generator=generator), torch.randn(64, shape[1], generator=generator)
-    first = tile.repeat(shape[0] // 64, 1)
+    x, tile = torch.randn(rows, columns, generator=generator), torch.randn(64, columns, generator=generator)
+    first = tile.repeat(OUTPUTS // 64, 1)
     weights = [first.clone() for _ in range(-(-MEASURED_BYTES // first.nbytes))]
     return fastest_way(WAYS, [(x, weight, None) for weight in weights], ROUNDING)

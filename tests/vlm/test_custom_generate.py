@@ -52,7 +52,7 @@ def test_passes_of_a_few_tokens_are_skinny_products(monkeypatch):
     monkeypatch.setattr(skinny_linears, "skinny_linear", lambda x, *more: rows.append(x.shape[1]) or compute(x, *more))
     plain, drafts = model.generate(**call()), FusedDraft(always=True).custom_generate()
     assert not rows and torch.equal(model.generate(**call(), custom_generate=drafts), plain)
-    assert min(rows) > 1
+    assert min(rows) == 1 and any(1 < count < 20 for count in rows)
     with pytest.raises(AttributeError):  # in the middle of it
         model.generate(**call(), custom_generate=drafts, logits_processor=[lambda ids, scores: scores.nothing])
     assert not any("forward" in vars(layer) for layer in model.modules())

@@ -19,6 +19,8 @@ from .. import (
 from .attention_cases import decode_cases, sparse_case, window_case
 from .case import Draw, KernelCase, Run, error_of
 
+# Weights, and how many of them make up more than a cache holds: of models of 0.1, 0.5, 1 and 7 billion, and of a head.
+LAYERS = {(1536, 576): 24, (4864, 896): 6, (2048, 8192): 2, (18944, 3584): 1, (49152, 576): 1}
 DENSITIES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -38,10 +40,10 @@ def cases(dtype: torch.dtype, device: str, lengths: tuple[int, ...]) -> Iterator
 
 
 def linear_cases(draw: Draw) -> Iterator[KernelCase]:
-    """A few rows through the linear layers of a small model in turn, and through its head, which come from memory."""
-    for shape, layers in (((1536, 576), 24), ((49152, 576), 1)):
+    """A few rows through layers of small and large models in turn, and through a head, which come from memory."""
+    for shape, layers in LAYERS.items():
         weights = [draw(*shape).mul_(0.02) for _ in range(layers)]  # as models begin with
-        for count in (2, 4, 8, 16, 32):
+        for count in (1, 2, 4, 8, 16, 32):
             yield _linear_case(draw(count, shape[1]), weights)
 
 
