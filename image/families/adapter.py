@@ -16,6 +16,7 @@ from mmaccel.cache.argument import CACHE_NAMES
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import wrap_generate
 from mmaccel.session import Session
+from mmaccel.skinny_linears import skinny_linears
 
 from ..decoding.layout import Layout
 from ..decoding.task import ImageTask
@@ -117,7 +118,9 @@ class ImageAdapter(Adapter):
             report.warnings.append("these settings are plain decoding: the model's own generate was called")
         else:
             source = private_generator(generator, task, method.keeps_noise)
-            decoder = method.decode(task, source, progress, session)
+            with ExitStack() as stack:
+                skinny_linears(stack, self.model)
+                decoder = method.decode(task, source, progress, session)
             result = task.result(decoder.tokens)
             passes = decoder.stats.forwards
             report.peak_extra_bytes = decoder.cache.nbytes() + decoder.extra_bytes
