@@ -25,7 +25,7 @@ def guided(kind, **settings):
     return pipe, {**text, **size, "latents": noise(1, 4, 2, 4, 4)}
 
 
-@pytest.mark.parametrize("method", (video.HeterogeneousSteps(fraction=0.25),), ids=str)
+@pytest.mark.parametrize("method", (video.HeterogeneousSteps(fraction=0.25), video.TokenCache(budget=0.8)), ids=str)
 @pytest.mark.parametrize("place", ("attn1", "attn1.to_q"))
 def test_perturbed_attention_is_refused(place, method):
     """The hooks of guiders for perturbed attention and smoothed energy, put where they put them."""

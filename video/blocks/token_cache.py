@@ -22,7 +22,7 @@ from ..families.adapter import DiffusionTransformerAdapter, PipelineSession, ref
 from ..families.families import Family, bound
 from ..steps import Forward
 from .reuse import Streams, added, added_again, refuse_grouped
-from .token_subset import KeysValues, TokenSubset, require_divisible
+from .token_subset import KeysValues, TokenSubset, refuse_perturbed, require_divisible
 
 ADVICE = "use video.BlockCache, which chooses among blocks and steps"
 
@@ -164,7 +164,7 @@ class _Stepper(CacheStepper):
         for layer, block in enumerate(blocks):
             wrap_forward(self.stack, block, functools.partial(self.block, family, block, layer))
             attention = getattr(block, family.attention)
-            wrap_forward(self.stack, attention, functools.partial(self.attention, keys, layer))
+            wrap_forward(self.stack, attention, functools.partial(self.attention, keys, layer, attention))
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         if self.cache.leads:
@@ -264,10 +264,13 @@ class _Stepper(CacheStepper):
             self.tokens[layer] = tokens
         return self.tokens[layer]
 
-    def attention(self, keys: KeysValues, layer: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+    def attention(
+        self, keys: KeysValues, layer: int, module: torch.nn.Module, forward: Forward, *args: Any, **kwargs: Any
+    ) -> Any:
         """The self-attention of one block; its keys and values are kept where some tokens will need those of all."""
         if not 0 < self.share(layer) < 1:
             return forward(*args, **kwargs)
+        refuse_perturbed(module)
         return keys.attend(layer, self.run.branch, self.subset, forward, args, kwargs)
 
     def held_bytes(self) -> int:
