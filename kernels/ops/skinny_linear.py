@@ -23,8 +23,7 @@ from .choosing import fastest_way, kept_or_measured
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # that are measured; more are left to torch
 COLUMNS = (576, 896, 1280, 2048, 4096)  # of weights that are measured, and stand for those up to half way to the next
 LEAST_BYTES = 1 << 19  # of a weight: below, there is little to gain
-OUTPUTS = 2048  # of a weight that is measured
-MEASURED_BYTES = 40 << 20  # of weights in turn, so that they come from main memory, as those of a model do
+MEASURED_BYTES = 40 << 20  # of the weight, so that it comes from main memory, as those of a model do
 ROUNDING = 1e-4
 _LOCK = threading.Lock()
 
@@ -115,6 +114,5 @@ def _measured(rows: int, columns: int) -> str | None:
     """The fastest of the ways that give what the plain one gives; None where the machine is too busy to tell."""
     generator = torch.Generator().manual_seed(0)
     x, tile = torch.randn(rows, columns, generator=generator), torch.randn(64, columns, generator=generator)
-    first = tile.repeat(OUTPUTS // 64, 1)
-    weights = [first.clone() for _ in range(-(-MEASURED_BYTES // first.nbytes))]
-    return fastest_way(WAYS, [(x, weight, None) for weight in weights], ROUNDING)
+    weight = tile.repeat(max(1, MEASURED_BYTES // tile.nbytes), 1)
+    return fastest_way(WAYS, [(x, weight, None)], ROUNDING)

@@ -121,7 +121,6 @@ class Timings:
 @pytest.fixture(autouse=True)
 def small_measurements(monkeypatch):
     monkeypatch.setattr(module, "MEASURED_BYTES", 1 << 20)
-    monkeypatch.setattr(module, "OUTPUTS", 128)
 
 
 def test_it_is_measured_once_and_kept(monkeypatch):
