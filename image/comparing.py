@@ -14,7 +14,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.plan import Plan
 from mmaccel.session import Session
 
-from .families.adapter import ImageAdapter, prompt_of
+from .families.adapter import ImageAdapter, prompt_tokens
 from .generation import FAMILIES
 from .quality import nats_per_token
 
@@ -49,7 +49,7 @@ class ImageTrial(BaseTrial):
         self.plain_inputs = inputs if self.is_pipeline else {**inputs, **adapter.plain_arguments(dict(inputs))}
         self.tells_surprise = adapter.family == "janus"  # whose results are the codes alone
         without = self.is_pipeline or self.tells_surprise
-        self.prompt = 0 if without else prompt_of(dict(inputs))[0].shape[1]  # tokens of it that stand in each result
+        self.prompt = 0 if without else prompt_tokens(dict(inputs)).shape[1]  # tokens of it that stand in each result
         self.metrics = (SURPRISE, SAME) if self.tells_surprise else (SAME,)
         self.draws = bool(self.is_pipeline or setting(adapter.model, inputs, "do_sample"))
         self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"

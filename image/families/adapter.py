@@ -13,6 +13,7 @@ import torch
 from mmaccel import private
 from mmaccel.adapter import Adapter
 from mmaccel.cache.argument import CACHE_NAMES
+from mmaccel.decoding.setting import mask_of
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import wrap_generate
 from mmaccel.session import Session
@@ -184,14 +185,27 @@ def left_pad(rows: list[torch.Tensor], masks: list[torch.Tensor], pad: int) -> t
     return torch.cat(ids), torch.cat(padded)
 
 
-def prompt_of(kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask of a call, `[B, P]` each.
+def prompt_of(model: Any, kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask of a call, `[B, P]` each, the mask as the model's own generate has it.
 
     Raises
     ------
     UnsupportedTargetError
         If they are missing or of the wrong kind.
     """
+    ids = prompt_tokens(kwargs)
+    mask = mask_of(model, {**kwargs, "input_ids": ids})
+    kwargs.pop("attention_mask", None)
+    if mask.shape != ids.shape:
+        raise UnsupportedTargetError(
+            f"attention_mask has shape {tuple(mask.shape)} and input_ids {tuple(ids.shape)}:"
+            " pass both from one processor call"
+        )
+    return ids, mask
+
+
+def prompt_tokens(kwargs: dict[str, Any]) -> torch.Tensor:
+    """Token ids of a call, `[B, P]`; raises like :func:`prompt_of`."""
     ids = kwargs.pop("inputs", None)
     ids = kwargs.pop("input_ids", None) if ids is None else ids
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.numel() == 0:
@@ -200,11 +214,4 @@ def prompt_of(kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         )
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise UnsupportedTargetError(f"input_ids are {ids.dtype}: pass integer token ids, input_ids.long()")
-    mask = kwargs.pop("attention_mask", None)
-    mask = torch.ones_like(ids) if mask is None else mask
-    if mask.shape != ids.shape:
-        raise UnsupportedTargetError(
-            f"attention_mask has shape {tuple(mask.shape)} and input_ids {tuple(ids.shape)}:"
-            " pass both from one processor call"
-        )
-    return ids, mask
+    return ids

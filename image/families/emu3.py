@@ -15,7 +15,7 @@ from mmaccel.errors import UnsupportedTargetError
 from ..decoding.layout import Layout
 from ..decoding.sampling import Sampling
 from ..decoding.task import ImageTask
-from .adapter import ImageAdapter, prompt_of
+from .adapter import ImageAdapter, prompt_tokens
 from .vocabulary import VocabularyTask, check_room, missing_limit, read_prompts
 
 END_OF_LINE, END_OF_FRAME, END_OF_IMAGE = "<|extra_200|>", "<|extra_201|>", "<|image end|>"
@@ -57,7 +57,7 @@ class Emu3Adapter(ImageAdapter):
     """`Emu3ForConditionalGeneration`, with the inputs of `processor(..., return_for_image_generation=True)`.
 
     `image_sizes` stays among the inputs: it gives the grid. `prefix_allowed_tokens_fn` is not needed,
-    since the grid says the same.
+    since the grid says the same; one that does not allow every code at the first place is refused.
     """
 
     family = "emu3"
@@ -78,10 +78,15 @@ class Emu3Adapter(ImageAdapter):
         return False
 
     def begin(self, kwargs: dict[str, Any]) -> ImageTask:
-        kwargs.pop("prefix_allowed_tokens_fn", None)
+        allowed = kwargs.pop("prefix_allowed_tokens_fn", None)
         layout, ids_table = self._grid(kwargs.pop("image_sizes"))
         prompts = read_prompts(self.model, kwargs)
         check_room(prompts, layout)
+        if allowed is not None and not {*ids_table[:-4].tolist()} <= {*map(int, allowed(0, prompts.own[0]))}:
+            raise UnsupportedTargetError(
+                "prefix_allowed_tokens_fn allows fewer tokens than a picture is made of: leave it out, or call the"
+                " model's own generate"
+            )
         task = Emu3Task(
             model=self.model,
             layout=layout,
@@ -101,7 +106,7 @@ class Emu3Adapter(ImageAdapter):
         return not self._grammar(kwargs)
 
     def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        ids, _ = prompt_of(dict(kwargs))
+        ids = prompt_tokens(dict(kwargs))
         return {**self._grammar(kwargs), **self._repeated_negatives(kwargs, len(ids))}
 
     def _grammar(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +117,7 @@ class Emu3Adapter(ImageAdapter):
         layout, ids = self._grid(kwargs["image_sizes"])
         if kwargs.get("prefix_allowed_tokens_fn") is not None:
             return missing_limit(self.model, kwargs, layout)
-        prompt = prompt_of(dict(kwargs))[0].shape[1]
+        prompt = prompt_tokens(dict(kwargs)).shape[1]
         codes = ids[:-4]
         forced = {place: ids[token, None] for place, token in layout.forced.items()}
         return {

@@ -14,7 +14,7 @@ from mmaccel.errors import UnsupportedTargetError
 from ..decoding.layout import Layout
 from ..decoding.sampling import Sampling
 from ..decoding.task import ImageTask
-from .adapter import ImageAdapter, prompt_of
+from .adapter import ImageAdapter, prompt_tokens
 from .vocabulary import VocabularyTask, check_room, missing_limit, read_prompts
 
 # What the model keeps between the prefill and the decoding steps of its own generate.
@@ -94,10 +94,10 @@ class GlmImageAdapter(ImageAdapter):
         return kwargs.get("image_grid_thw") is not None
 
     def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
-        return not self.plain_arguments(kwargs)
+        return False  # it may draw the end of a picture anywhere
 
     def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        ids, _ = prompt_of(dict(kwargs))
+        ids = prompt_tokens(dict(kwargs))
         return missing_limit(self.model, kwargs, self._layout(ids, kwargs))
 
     def begin(self, kwargs: dict[str, Any]) -> ImageTask:

@@ -107,7 +107,7 @@ class JanusAdapter(ImageAdapter):
 
     def begin(self, kwargs: dict[str, Any]) -> ImageTask:
         kwargs.pop("generation_mode")
-        ids, mask = prompt_of(kwargs)
+        ids, mask = prompt_of(self.model, kwargs)
         config, _ = generation_settings(self.model, kwargs)
         guidance = DEFAULT_GUIDANCE if config.guidance_scale is None else float(config.guidance_scale)
         if not math.isfinite(guidance):

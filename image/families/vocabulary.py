@@ -103,7 +103,7 @@ def read_prompts(model: Any, kwargs: dict[str, Any]) -> Prompts:
 
     Without a negative prompt the unconditional branch starts from the last prompt token, as there.
     """
-    ids, mask = prompt_of(kwargs)
+    ids, mask = prompt_of(model, kwargs)
     negative = kwargs.pop("negative_prompt_ids", None)
     negative_mask = kwargs.pop("negative_prompt_attention_mask", None)
     config, _ = generation_settings(model, kwargs)

@@ -90,6 +90,7 @@ class EvictingLayer(CacheLayerMixin):
         """Append new states and return all slots in use, as views `[batch, heads, length, head_dim]`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        value_states = value_states.to(key_states.dtype)  # under autocast rotated keys are float32, and values are not
         self._refuse_unmasked()
         new = key_states.shape[-2]
         if self.length == 0:  # a prompt: kept as it came until the tokens to keep are known

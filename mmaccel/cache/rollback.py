@@ -55,7 +55,8 @@ class RollbackLayer(CacheLayerMixin):
         self.dtype, self.device = key_states.dtype, key_states.device
         capacity = self.writing.initial
         self.keys = key_states.new_zeros(*key_states.shape[:2], capacity, key_states.shape[-1])
-        self.values = value_states.new_zeros(*value_states.shape[:2], capacity, value_states.shape[-1])
+        # of the keys' type: under autocast rotated keys are float32, and values are not
+        self.values = key_states.new_zeros(*value_states.shape[:2], capacity, value_states.shape[-1])
         self.is_initialized = True
 
     def update(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import ExifTags, Image, ImageDraw, ImageFont
 
 from ..errors import PromptError, SettingError
 from .endings import PICTURES
@@ -16,6 +16,16 @@ SIZE, LINE, MARGIN, GAP = 15, 20, 5, 8
 BAR = LINE + 2 * MARGIN  # above a picture whose text is one line
 BACKGROUND, INK = (250, 250, 250), (30, 30, 30)
 READ = ("PNG", "JPEG", "WEBP", "BMP")
+# What shows a picture upright, by the orientation in its EXIF data.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what PIL raises for damaged files
 
 
@@ -38,7 +48,8 @@ def read_picture(path: Path) -> Image.Image:
 
 def upright(picture: Image.Image) -> Image.Image:
     """A picture in RGB, turned as its EXIF data says: cameras store photographs as they held them."""
-    return ImageOps.exif_transpose(picture).convert("RGB")
+    turn = TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))  # PIL's own writes all of the data anew
+    return (picture if turn is None else picture.transpose(turn)).convert("RGB")
 
 
 def check_format(path: str | Path) -> None:

@@ -87,7 +87,7 @@ def _results(
     for before, event, after in zip([None, *events], events, [*events[1:], None], strict=False):
         if isinstance(event, Final):
             words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in event.words]
-            is_open = not (isinstance(before, Endpoint) or flushed)
+            reached, is_open = event.end, not (isinstance(before, Endpoint) or flushed)
             found.append(_final(event.text, words, event.start, event.end, ends=not is_open, from_finalize=flushed))
         elif isinstance(event, Endpoint) and is_open and not isinstance(after, Final):
             is_open = False

@@ -1,5 +1,6 @@
 """The shipped model: its lists, its pictures, its commands."""
 
+import io
 import json
 import shutil
 
@@ -124,6 +125,16 @@ def test_files_that_are_no_pictures(tmp_path):
     (tmp_path / "text.png").write_text("no picture")
     with pytest.raises(PromptError, match="is no picture"):
         read_picture(tmp_path / "text.png")
+
+
+@pytest.mark.parametrize("tag", (b"\x01\x0e", b"\x01\x42"), ids=("sound", "odd"))
+def test_a_photograph_is_turned_whatever_else_is_told_of_it(tag, tmp_path):
+    """An entry of the wrong type is no reason to refuse it."""
+    exif, written = Image.Exif(), io.BytesIO()
+    exif[0x0112], exif[0x010E] = 6, "hi"
+    Image.new("RGB", (40, 30)).save(written, "JPEG", exif=exif)
+    (tmp_path / "photo.jpg").write_bytes(written.getvalue().replace(b"\x01\x0e\x00\x02", tag + b"\x00\x02", 1))
+    assert read_picture(tmp_path / "photo.jpg").size == (30, 40)
 
 
 def test_a_damaged_picture_is_said_to_be_none(tmp_path):

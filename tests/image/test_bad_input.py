@@ -277,6 +277,43 @@ def test_grid_of_emu3_needs_no_allowed_tokens(method):
     assert picture[:20].view(4, 5)[:, -1].tolist() == [11] * 4
 
 
+def test_allowed_tokens_of_emu3_that_are_fewer_than_a_picture_s_are_refused():
+    model, arguments = examples.emu3()
+    call = arguments()
+    usual = call["prefix_allowed_tokens_fn"]
+    call["prefix_allowed_tokens_fn"] = lambda row, ids: usual(row, ids)[1:]
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        with pytest.raises(UnsupportedTargetError, match="prefix_allowed_tokens_fn allows fewer tokens"):
+            fast.generate(**call)
+        assert fast.generate(**arguments()).shape == (1, 29)
+
+
+@pytest.mark.parametrize("family", ("emu3", "glm_image"))
+def test_padding_is_seen_without_a_mask_too(family):
+    """As transformers' own generate has it."""
+    model, arguments = getattr(examples, family)()
+    call = arguments(2, guidance=1.0, do_sample=False)
+    model.generation_config.pad_token_id = pad = model.config.get_text_config().pad_token_id
+    call["attention_mask"] = torch.ones_like(call["input_ids"])
+    call["attention_mask"][1, :2] = 0
+    call["input_ids"] = call["input_ids"].masked_fill(call["attention_mask"] == 0, pad)
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        masked = fast.generate(**call)
+        del call["attention_mask"]
+        assert torch.equal(fast.generate(**call), masked)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_picture_of_glm_image_is_whole_at_every_setting(seed):
+    """Its own generate may draw the end of a picture anywhere."""
+    model, arguments = examples.glm_image(rows=3, columns=3)
+    call = arguments(1)
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=1)) as fast:
+        torch.manual_seed(seed)
+        tokens = fast.generate(**call)
+        assert tokens.shape[1] - call["input_ids"].shape[1] == fast.report.tokens == fast.report.plain_forwards
+
+
 def test_what_is_no_picture_of_emu3():
     """A call that looks at a picture, and one whose allowed tokens are those of text."""
     model, arguments = examples.emu3()

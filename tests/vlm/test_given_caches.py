@@ -116,3 +116,12 @@ def test_the_usual_cache_may_be_asked_for_by_its_name(kind, place, tmp_path):
         for _ in range(2):
             fast.generate(**given, **spans)
         assert fast.report.engaged and not fast.report.warnings
+
+
+@pytest.mark.parametrize("method", (vlm.SelectKV(budget=0.5, dense_layers=0), vlm.CompressKV(budget=0.3)), ids=str)
+def test_caches_of_ours_under_autocast(method):
+    """Where rotated keys are float32, and values are not."""
+    model, arguments = examples.llama()
+    with torch.autocast("cpu", torch.bfloat16), mmaccel.accelerate(model, method) as fast:
+        assert fast.generate(**arguments(2)).shape == model.generate(**arguments(2)).shape
+        assert fast.report.engaged

@@ -274,6 +274,54 @@ def test_a_first_pass_that_is_not_the_prompt_drops_nothing_and_says_so():
         assert not fast.report.engaged and fast.report.visual_tokens == fast.report.plain_visual_tokens
 
 
+@pytest.mark.parametrize("masked", (False, True))
+def test_passes_of_guidance_are_left_alone(masked):
+    """They have another cache, and another prompt."""
+    model, arguments = visual_examples.onevision()
+    negative = torch.randint(4, 50, (3, 9), generator=torch.Generator().manual_seed(1))
+    more = {"guidance_scale": 1.6, "negative_prompt_ids": negative}
+    if masked:
+        more["negative_prompt_attention_mask"] = torch.ones_like(negative).index_fill(1, torch.tensor([0, 1]), 0)
+    plain = model.generate(**arguments(3, **more))
+    with mmaccel.accelerate(model, vlm.FastV(keep=None, tokens=10**6)) as fast:
+        assert torch.equal(fast.generate(**arguments(3, **more)), plain)
+    with mmaccel.accelerate(model, vlm.FastV(keep=0.4)) as fast:
+        fast.generate(**arguments(3, **more))
+        assert fast.report.engaged and fast.report.visual_tokens < fast.report.plain_visual_tokens
+
+
+@pytest.mark.parametrize("method", (vlm.FastV, vlm.FrameFusion))
+def test_a_mask_of_the_model_s_own_stays(method):
+    """Molmo 2 lets the tokens of pictures see each other."""
+    model, arguments = build("Molmo2ForConditionalGeneration")
+    told = {"output_logits": True, "return_dict_in_generate": True}
+    plain = model.generate(**arguments(1, **told)).logits
+    with mmaccel.accelerate(model, method(keep=None, tokens=10**6)) as fast:
+        torch.testing.assert_close(fast.generate(**arguments(1, **told)).logits, plain)
+
+
+def test_what_a_mask_leaves_of_a_prompt():
+    mask = torch.rand(1, 1, 5, 5, generator=torch.Generator().manual_seed(0)) > 0.3
+    columns = Columns(torch.tensor([[0, 2, 4], [0, 1, 3]]), torch.tensor([[True] * 3, [False, True, True]]), 5)
+    for given in (mask, torch.zeros(1, 1, 5, 5).masked_fill(~mask, torch.finfo(torch.float32).min)):
+        told = {"position_embeddings": (), "attention_mask": given}
+        columns.fill(told)
+        seen = told["attention_mask"] == (True if given.dtype == torch.bool else 0)
+        assert torch.equal(seen[0, 0], mask[0, 0][[0, 2, 4]][:, [0, 2, 4]])
+        assert torch.equal(seen[1, 0][:, 1:], mask[0, 0][[0, 1, 3]][:, [1, 3]]) and not seen[1, 0, :, 0].any()
+
+
+@pytest.mark.parametrize("more", ({"encoder_repetition_penalty": 3.0}, {"encoder_no_repeat_ngram_size": 2}), ids=str)
+def test_what_transformers_leaves_out_beside_embeddings_leaves_the_prompt_whole(more):
+    model, arguments = visual_examples.onevision()
+    plain = model.generate(**arguments(1, **more))
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.3)) as fast:
+        assert torch.equal(fast.generate(**arguments(1, **more)), plain)
+        assert f"{next(iter(more))} was given" in fast.report.warnings[0]
+        fast.generate(**arguments(1, encoder_repetition_penalty=1.0))
+        assert fast.report.engaged and not fast.report.warnings
+
+
 @pytest.mark.parametrize("family", ("onevision", "qwen2_5_vl"))
 def test_guesses_that_come_with_a_prompt_of_embeddings_leave_it_to_the_model(family):
     """It would take the last logits of the prompt for those of the guesses."""

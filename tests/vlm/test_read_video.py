@@ -156,6 +156,19 @@ def test_turned_clips_are_upright(tmp_path, matrix, turns, backend):
     assert np.array_equal(vlm.read_video(path, 5, backend=backend).frames, upright)
 
 
+@pytest.mark.parametrize(("orientation", "turns"), ((1, 0), (3, 2), (6, -1), (8, 1)))
+def test_a_photograph_with_exif_is_upright(tmp_path, orientation, turns):
+    """Kinds of data beside a frame that PyAV does not know are no damage."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture = np.zeros((32, 48, 3), np.uint8)
+    picture[:16, :16] = 255
+    Image.fromarray(picture).save(tmp_path / "photo.jpg", exif=exif, quality=95)
+    (frame,) = vlm.read_video(tmp_path / "photo.jpg", 1).frames
+    expected = np.rot90(picture, turns)
+    assert frame.shape == expected.shape and np.abs(frame.astype(int) - expected).mean() < 5
+
+
 MIRRORS = {
     (-1, 0, 0, 1): lambda frame: frame[:, ::-1],
     (1, 0, 0, -1): lambda frame: frame[::-1],

@@ -164,6 +164,43 @@ def test_a_text_after_a_clip_has_positions_of_its_own(stored):
     torch.testing.assert_close(again, plain)
 
 
+def test_sound_after_a_clip_has_positions_of_its_own(stored):
+    """A prompt with content but without a grid counts from nothing too."""
+    name = "Qwen2_5OmniThinkerForConditionalGeneration"
+    visual_models.rows()[name]["more"].update(audio_token_index=61, audio_start_token_id=60, audio_end_token_id=59)
+    try:
+        model, clip = visual_models.build(name)
+    finally:
+        visual_models.rows.cache_clear()
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.tensor([[7, 8, 60, *[61] * 16, 59, *range(10, 50)]])
+    heard = {
+        "input_features": torch.randn(1, 8, 64, generator=generator),
+        "feature_attention_mask": torch.ones(1, 64).long(),
+    }
+    told = {"do_sample": False, "max_new_tokens": 3, "output_logits": True, "return_dict_in_generate": True}
+    call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **heard, **told}
+    plain = model.generate(**call).logits
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**call)
+        fast.generate(**clip(1))
+        again = fast.generate(**call).logits
+        assert context(fast)["from_store"]
+    torch.testing.assert_close(again, plain)
+
+
+def test_nothing_is_kept_of_a_model_in_training(stored):
+    model, arguments = examples.llama(attention_dropout=0.3)
+    call = arguments(1, length=LENGTH, max_new_tokens=3)
+    plain = model.generate(**call)
+    with mmaccel.accelerate(model, stored) as fast:
+        model.train()
+        fast.generate(**call)
+        assert "call model.eval() first" in fast.report.warnings[0]
+        model.eval()
+        assert torch.equal(fast.generate(**call), plain) and not context(fast)["from_store"]
+
+
 def test_a_turn_after_a_stored_clip_goes_on_from_the_clip(stored):
     """Also where another prompt came between them."""
     model, call = visual_models.build("Qwen2_5_VLForConditionalGeneration")

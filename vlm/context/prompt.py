@@ -64,6 +64,8 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     for name in OTHER_READING:
         if setting(model, kwargs, name):
             return f"{name} was given"
+    if any(module.training for module in model.modules()):
+        return "the model is in training, where dropout changes the keys: call model.eval() first"
     return why_no_cache(model) or why_incomparable(model)
 
 
@@ -121,11 +123,10 @@ class ContextPrompt:
     def go_on(self, kwargs: dict[str, Any], adapter: Any) -> None:
         """Change the arguments of a call into those of one whose cache holds a prefix with all pictures."""
         positions = adapter.positions(kwargs) if self.content and hasattr(adapter, "positions") else None
-        if positions is not None or not self.content:  # else a model goes on counting from an earlier prompt
-            delta = None if positions is None else positions[1:].amax((0, 2))[:, None] + 1 - self.length
-            for part in (adapter.target, adapter.target.base_model):
-                if hasattr(part, "rope_deltas"):
-                    part.rope_deltas = delta
+        delta = None if positions is None else positions[1:].amax((0, 2))[:, None] + 1 - self.length
+        for part in (adapter.target, adapter.target.base_model):
+            if hasattr(part, "rope_deltas"):  # otherwise a model goes on counting from an earlier prompt
+                part.rope_deltas = delta
         for name in self.content:
             del kwargs[name]
         if positions is not None:

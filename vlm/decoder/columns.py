@@ -40,7 +40,7 @@ class Columns:
         for name in COLUMNS:
             if kwargs.get(name) is not None:
                 kwargs[name] = taken(kwargs[name], self.index, -1)
-        kwargs["attention_mask"] = self._causal() if attends else self.real
+        kwargs["attention_mask"] = self._seen(kwargs.get("attention_mask")) if attends else self.real
 
     def later_mask(self, mask: torch.Tensor | None, tokens: int, held: int) -> torch.Tensor | None:
         """The mask `[B, 1, M, N]` of a later pass over so many `tokens`, in a layer whose cache has `held` keys."""
@@ -52,6 +52,17 @@ class Columns:
             return None
         new = held - self.real.shape[1] + tokens
         return torch.nn.functional.pad(self.real, (0, new), value=True)[:, None, None]
+
+    def _seen(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """What of a mask `[B, 1, L, L]` of the whole prompt is left."""
+        if mask is None or mask.ndim != 4:
+            return self._causal()
+        index, real = self.index.to(mask.device)[:, None], self.real.to(mask.device)[:, None]
+        rows, width = index.shape[0], index.shape[2]
+        mask = mask.expand(rows, -1, -1, -1).gather(2, index[..., None].expand(-1, -1, -1, mask.shape[3]))
+        mask = mask.gather(3, index[:, :, None].expand(-1, -1, width, -1))
+        hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+        return mask.masked_fill(~real[:, :, None], hidden)
 
     def _causal(self) -> torch.Tensor | None:
         """Causal mask of rows padded on the left, None where there is no padding."""

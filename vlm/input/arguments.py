@@ -15,13 +15,16 @@ from .whole_prompt import restore
 
 # Settings whose guesses come with the first pass, as token ids.
 GUESSING = ("prompt_lookup_num_tokens", "assistant_model", "assistant_early_exit", "use_mtp")
+# What transformers leaves out where a prompt comes as embeddings, with the values that change nothing.
+OF_PROMPT = {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
 WHOLE = ("output_hidden_states",)  # of every token of the prompt: Qwen-Omni makes its speech of them
 
 
 def unfit_beside(target: Any, kwargs: dict[str, Any], inputs: dict[str, Any]) -> str | None:
     """What a call was given that fits no shortened prompt, or no embeddings of one; None without any."""
-    names = (GUESSING if "inputs_embeds" in inputs else ()) + (WHOLE if len(inputs) > 1 else ())
-    return next((name for name in names if setting(target, kwargs, name)), None)
+    names = ((*GUESSING, *OF_PROMPT) if "inputs_embeds" in inputs else ()) + (WHOLE if len(inputs) > 1 else ())
+    given = {name: setting(target, kwargs, name) for name in names}
+    return next((name for name, value in given.items() if value and value != OF_PROMPT.get(name)), None)
 
 
 def replace(

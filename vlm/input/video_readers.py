@@ -271,7 +271,10 @@ def damaged(path: Path, index: int, times: np.ndarray) -> VideoFileError:
 def _upright(frame: Any) -> np.ndarray:
     """A frame of PyAV as uint8 `[H, W, 3]`, turned and mirrored as its display matrix says, by right angles."""
     picture: np.ndarray = frame.to_ndarray(format="rgb24")
-    told = next((data for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
+    try:
+        told = next((data for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
+    except ValueError:  # PyAV does not know all kinds of data yet, such as EXIF, and then tells the angle alone
+        return np.ascontiguousarray(np.rot90(picture, round(frame.rotation / 90)))
     if told is None:
         return picture
     a, b, _, c, d, *_ = np.frombuffer(bytes(told), np.int32).tolist()  # x, y are shown at a x + c y, b x + d y

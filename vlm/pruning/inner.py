@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -47,6 +48,12 @@ class Cuts:
         self.copies = 1  # rows of one prompt: beams
         self.scores: torch.Tensor | None = None
         self.columns: dict[int, Columns] = {}  # by layer
+        self.begin_call()
+
+    def begin_call(self) -> None:
+        """A call of `generate` begins, whose passes are those with the cache of its first one."""
+        self.cache: weakref.ref[Any] | None = None
+        self.apart = False  # this pass is of something else, such as guidance
 
     def mean_kept(self, layers: int) -> float:
         """Visual tokens of the prompts, a mean over the layers."""
@@ -57,13 +64,19 @@ class Cuts:
 
     def watch(self, call: Call) -> None:
         """After a layer has attended: keep the last token's attention, if a later layer needs it."""
-        if self.filling and call.layer_idx in self.watched and call.queries > 1:
+        if self.filling and not self.apart and call.layer_idx in self.watched and call.queries > 1:
             self.scores = _last_attention(call)
 
     def before(self, layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         """Hidden states that a layer gets, and in `kwargs` masks and positions that fit them."""
         if layer == 0:
-            self._begin(hidden.shape[1])
+            cache = cache_of(kwargs)
+            self.cache = weakref.ref(cache) if self.cache is None else self.cache
+            self.apart = self.cache() is not cache
+            if not self.apart:
+                self._begin(hidden.shape[1])
+        if self.apart:
+            return hidden
         if layer in self.cuts and self.filling:
             hidden = self._cut(layer, hidden)
         at = max((cut for cut in self.columns if cut <= layer), default=None)
