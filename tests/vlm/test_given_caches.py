@@ -125,3 +125,27 @@ def test_caches_of_ours_under_autocast(method):
     with torch.autocast("cpu", torch.bfloat16), mmaccel.accelerate(model, method) as fast:
         assert fast.generate(**arguments(2)).shape == model.generate(**arguments(2)).shape
         assert fast.report.engaged
+
+
+@pytest.mark.parametrize("ends_early", (False, True))
+def test_a_turn_of_a_batch_counts_no_padding_between_the_turns(ends_early):
+    """Of a shorter question, or behind an answer that ended before the other."""
+    model, arguments = visual_examples.qwen3_vl()
+    call = arguments(2, max_new_tokens=6, return_dict_in_generate=True)
+    end = int(model.generate(**call).sequences[0, -5]) if ends_early else None
+    question = torch.randint(4, 50, (2, 8), generator=torch.Generator().manual_seed(7))
+    asked = torch.ones_like(question).index_put((torch.tensor(1), torch.arange(4)), torch.tensor(int(ends_early)))
+
+    def talk(target):
+        first = target.generate(**call, eos_token_id=end, pad_token_id=0)
+        answer = first.sequences[:, call["input_ids"].shape[1] :]
+        ended = torch.zeros_like(answer) if end is None else (answer == end).cumsum(1) - (answer == end).long()
+        ids = torch.cat([first.sequences, question * asked], 1)
+        mask = torch.cat([call["attention_mask"], (ended == 0).long(), asked], 1)
+        assert (mask == 0).any()
+        again = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
+        return target.generate(**again, **{k: v for k, v in call.items() if k in ("max_new_tokens", "do_sample")})
+
+    plain = talk(model)
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=None, tokens=10**6)) as fast:
+        assert torch.equal(talk(fast), plain)

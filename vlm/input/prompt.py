@@ -77,7 +77,7 @@ class Prompt:
         new = sequences[:, self.input_ids.shape[1] :]
         position_ids = self.position_ids
         if position_ids is not None:
-            position_ids = torch.cat([position_ids, _next(position_ids, new.shape[1])], -1)
+            position_ids = torch.cat([position_ids, _next(position_ids, torch.ones_like(new))], -1)
         return replace(
             self,
             full_ids=torch.cat([self.full_ids, new], 1),
@@ -126,7 +126,8 @@ def shortened(
     ids, mask = full_ids[:, seen:], kwargs["attention_mask"]
     held = mask[:, : max(0, seen - 1)]  # the last token of an answer was never in the decoder
     lengths = list(zip(mask.sum(1).tolist(), held.sum(1).tolist(), strict=True))
-    told, mask = mask[:, :seen], mask[:, seen:].bool()
+    before = None if before is None else _as_told(before, mask[:, :seen])
+    mask = mask[:, seen:].bool()
     left = _Left(ids, mask, first=0 if before is None else len(before.cells))
     for kind, visuals in found.items():
         for row, columns, visual in _placed(kind, visuals, full_ids, token_ids[kind], seen):
@@ -136,14 +137,14 @@ def shortened(
     if position_ids is not None:
         position_ids = taken(position_ids, source.clamp(min=0), -1).masked_fill(~valid, 1)
     elif before is not None and before.position_ids is not None:
-        position_ids = _next(before.position_ids, ids.shape[1])
+        position_ids = _next(before.position_ids, valid)
     if position_ids is not None and counted:
         position_ids[0] = (valid.cumsum(1) - 1).clamp(min=0)  # gaps would be read as packed sequences
     prompt = Prompt(full_ids, input_ids, valid.long(), position_ids, left.visuals, source, *left.places(source))
     prompt.cells, prompt.counted = left.cells, counted
     prompt.kept, prompt.total = left.counts
     prompt.full_lengths, prompt.sizes, prompt.starts = lengths, left.sizes, left.starts
-    return prompt if before is None else _after(_as_told(before, told), prompt)
+    return prompt if before is None else _after(before, prompt)
 
 
 def _require_more(ids: torch.Tensor, before: Prompt) -> None:
@@ -183,12 +184,16 @@ def _positions(
 
 
 def _as_told(before: Prompt, mask: torch.Tensor) -> Prompt:
-    """The cache's content with the mask of the last answer, where rows that ended early are padded."""
+    """The cache's content with the mask of the last answer: rows that ended early are padded, and count no further."""
     if not before.answered:
         return before
-    known = before.attention_mask.clone()
-    known[:, -before.answered :] = mask[:, -before.answered :]
-    return replace(before, attention_mask=known)
+    answer = slice(-before.answered, None)
+    known, places = before.attention_mask.clone(), before.position_ids
+    known[:, answer] = mask[:, answer]
+    if places is not None:
+        asked = places[..., : -before.answered]
+        places = torch.cat([asked, _next(asked, known[:, answer])], -1)
+    return replace(before, attention_mask=known, position_ids=places)
 
 
 class _Left:
@@ -285,9 +290,9 @@ def _after(before: Prompt, prompt: Prompt) -> Prompt:
     )
 
 
-def _next(position_ids: torch.Tensor, count: int) -> torch.Tensor:
-    """The positions after the last ones, as `generate` counts on, `[..., B, count]`."""
-    return position_ids[..., -1:] + torch.arange(1, count + 1, device=position_ids.device)
+def _next(position_ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """The positions after the last ones of columns `[B, N]`, as `generate` counts the real ones on, `[..., B, N]`."""
+    return position_ids[..., -1:] + real.cumsum(1).to(position_ids.device)
 
 
 def _extended(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
