@@ -68,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) or os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1":
             print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
         return 2
+    except UnicodeEncodeError as error:
+        if error.object not in (sys.argv if argv is None else argv):
+            raise
+        print(f"mmaccel: {error.object!r} is not in UTF-8: write it in a terminal or a script that is", file=sys.stderr)
+        return 2
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # of torch, which need not be imported for this
             raise

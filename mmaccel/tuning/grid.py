@@ -106,7 +106,10 @@ def _default(base: Method) -> tuple[str, Sequence[Any]]:
     name = _knob(base)
     value = base.settings()[name]
     if name in SHARES:
-        return name, SHARES[name] if value <= max(SHARES[name]) else [round(value * part, 2) for part in PARTS]
+        shares = SHARES[name]
+        if min(shares) <= value <= max(shares):
+            return name, shares
+        return name, [round(value * part, 3) for part in (PARTS if value > max(shares) else MULTIPLES)]
     if not isinstance(value, int | float):
         return name, (value, *WINDOWS)
     scaled = [value * factor for factor in MULTIPLES]

@@ -23,7 +23,7 @@ from mmaccel.tuning.grid import KNOBS, settings_of
 from mmaccel.video import Auto, EasyCache, HeterogeneousSteps, TeaCache, TokenCache
 from mmaccel.video import examples as video_examples
 from mmaccel.video.command import VideoCommand
-from mmaccel.vlm import DyCoke, PrefillDrop, VidCom2, visual_examples
+from mmaccel.vlm import CompressKV, DyCoke, PrefillDrop, SelectKV, VidCom2, examples, visual_examples
 
 module = importlib.import_module("mmaccel.tuning.tune")
 PSNR = Metric("psnr", "PSNR dB", "PSNR in dB", ".1f")
@@ -51,6 +51,12 @@ def test_the_main_setting_is_varied(wan, janus):
     assert [m.window for m in settings_of(janus[0], GroupedSpeculative, None)] == [8, 16], "as much as there are tokens"
     jacobi = settings_of(janus[0], SpeculativeJacobi, None)
     assert [m.window for m in jacobi][:2] == ["auto", 8]
+
+
+def test_a_small_budget_of_its_own_is_among_the_values():
+    model, _ = examples.llama()
+    assert [method.budget for method in settings_of(model, SelectKV, None)] == [0.05, 0.1, 0.2, 0.4]
+    assert [method.budget for method in settings_of(model, CompressKV, None)] == [0.2, 0.35, 0.5, 0.7]
 
 
 def test_what_a_budget_does_not_decide_is_not_varied_by_it(wan):

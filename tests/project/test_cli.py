@@ -296,6 +296,11 @@ def test_signal_handlers_are_put_back(capsys):
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
+def test_a_text_in_another_encoding_is_one_line(capsys):
+    assert cli.main(["run", "image", "red h\udce9art", "-o", "heart.png"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("mmaccel: 'red h\\udce9art' is not in UTF-8")
+
+
 def test_an_interruption_is_one_line(capsys, monkeypatch):
     def stop():
         raise KeyboardInterrupt

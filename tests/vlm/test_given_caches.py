@@ -149,3 +149,12 @@ def test_a_turn_of_a_batch_counts_no_padding_between_the_turns(ends_early):
     plain = talk(model)
     with mmaccel.accelerate(model, vlm.VidCom2(keep=None, tokens=10**6)) as fast:
         assert torch.equal(talk(fast), plain)
+
+
+@pytest.mark.parametrize("method", (vlm.VidCom2(keep=0.4), vlm.HoliTom(keep=0.4)), ids=str)
+def test_token_ids_may_be_of_32_bits(method):
+    model, arguments = visual_examples.onevision()
+    call = arguments(2)
+    with mmaccel.accelerate(model, method) as fast:
+        usual = fast.generate(**call)
+        assert torch.equal(fast.generate(**{**call, "input_ids": call["input_ids"].int()}), usual)

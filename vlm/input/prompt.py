@@ -202,7 +202,7 @@ class _Left:
     def __init__(self, ids: torch.Tensor, mask: torch.Tensor, first: int) -> None:
         self.ids, self.stays = ids, mask.clone()
         self.source = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
-        self.number, self.anchor = torch.full_like(ids, NO_PLACE), torch.full_like(ids, NO_PLACE)
+        self.number, self.anchor = (torch.full_like(ids, NO_PLACE, dtype=torch.long) for _ in range(2))
         self.visuals: dict[str, list[Visual]] = {}
         self.cells: list[int] = []
         self.sizes: list[torch.Tensor] = []
