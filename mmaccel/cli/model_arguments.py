@@ -148,6 +148,8 @@ def parse_method(text: str) -> Any:
         key, equals, value = item.partition("=")
         if not equals:
             raise SettingError(f"--method {text}: write KEY=VALUE after the colon, such as {name}:window=4")
+        if key.strip() in values:
+            raise SettingError(f"--method {text}: it gives {key.strip()} twice, name --method once for each value")
         values[key.strip()] = value_of(value)
     return get_method(name).from_settings(values)
 

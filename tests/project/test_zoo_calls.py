@@ -171,5 +171,7 @@ def test_an_example_or_all_of_ones_own():
 
 def test_settings_of_a_method_have_an_equals_sign():
     assert parse_method("image.ZipAR: window = 2,,verify=true").settings()["verify"] is True
+    with pytest.raises(SettingError, match="window twice"):
+        parse_method("image.ZipAR:window=2,window=8")
     with pytest.raises(SettingError, match=r"--method ZipAR:window: write KEY=VALUE .*ZipAR:window=4"):
         parse_method("ZipAR:window")
