@@ -189,6 +189,8 @@ LIMITS = """
 - **A model of 135 million parameters** is cheap to run: a pass over 16 tokens takes two to three times as long as one
   over a single token on a CPU, so that a guess must be likely to be worth its place. The larger the model, the
   nearer wall time comes to the number of passes.
+- **Linear layers** of a drafted `generate` are computed on a CPU in the way that was measured fastest for so few rows
+  (`kernels.skinny_linear`): where nothing can be guessed, that is all of the gain.
 - **`prompt lookup`** of transformers drafts ten tokens whatever they cost, one text at a time.
 - **Assisted generation** needs a second, smaller model with the same tokenizer, and there is none beside this one.
 - **Free chat** repeats nothing: there only recycled candidates are right, and seldom. A head that was trained for the
