@@ -47,6 +47,8 @@ class GenerateRun:
         padding; None if unknown.
     unsuited
         Reasons why some layers ran plainly, each of which is told once.
+    guessing
+        The setting by which guesses come with the first pass, behind the prompt; None without any.
     drops, kept
         The shares of the prompt to keep after some layers, and the tokens that later layers get, fewer from one to the
         next; none as long as that is all.
@@ -60,6 +62,7 @@ class GenerateRun:
     plan_bytes: int = 0
     watch: Callable[[Call], None] | None = None
     visual: Visual | None = None
+    guessing: str | None = None
     drops: dict[int, float] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
