@@ -49,6 +49,8 @@ class GenerateRun:
         Reasons why some layers ran plainly, each of which is told once.
     guessing
         The setting by which guesses come with the first pass, behind the prompt; None without any.
+    prompt
+        Tokens of the prompt with its padding, where guesses come behind it; None elsewhere.
     drops, kept
         The shares of the prompt to keep after some layers, and the tokens that later layers get, fewer from one to the
         next; none as long as that is all.
@@ -63,12 +65,17 @@ class GenerateRun:
     watch: Callable[[Call], None] | None = None
     visual: Visual | None = None
     guessing: str | None = None
+    prompt: int | None = None
     drops: dict[int, float] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
+
+    def behind_prompt(self, total: int) -> int:
+        """How many of so many tokens are guesses, or an answer with guesses."""
+        return 0 if self.prompt is None else max(0, total - self.prompt)
 
     def kept_at(self, layer: int) -> Any:
         """Those that a layer gets, None for all."""
