@@ -102,6 +102,52 @@ def test_padding_in_a_later_turn(llama, length):
     assert not set(range(64, 67)) & set(layer.positions[1, 0].tolist())
 
 
+@pytest.mark.parametrize("pad", (3, 25))
+@pytest.mark.parametrize("method", METHODS[1:], ids=str)
+def test_a_padded_question_is_compressed_as_it_is_alone(llama, method, pad):
+    """With 25 of its 50 columns it is short enough to be kept, beside one that is not."""
+    model, _ = llama
+    ids, mask = examples.prompts(2, 60, pad=0)
+    question, seen = examples.prompts(2, 50, seed=1, pad=pad)
+    with mmaccel.accelerate(model, method) as session:
+        together, cache, _ = talk(session, ids, mask, question, seen)
+        for row, start in ((0, 0), (1, pad)):
+            part = slice(row, row + 1)
+            tokens, *_ = talk(session, ids[part], mask[part], question[part, start:], seen[part, start:])
+            assert torch.equal(tokens[0, -4:], together[row, -4:]), f"row {row}"
+    assert all(layer.length < layer.total / 2 for layer in cache.layers), "nothing was dropped after the second turn"
+
+
+@pytest.mark.parametrize("length", (5, 40))
+@pytest.mark.parametrize("method", METHODS[1:], ids=str)
+def test_rows_whose_answers_ended_early_go_on_as_alone(llama, method, length):
+    """What generate pads them with is not seen, nor counted, in either turn that follows."""
+    model, _ = llama
+    ids, mask = examples.prompts(3, 60, pad=9)
+    questions = [examples.prompts(3, length, seed=seed, pad=0)[0] for seed in (1, 2)]
+    ended = torch.tensor([4, 2, 3])
+    with mmaccel.accelerate(model, method) as session:
+        together, cache = converse(session, ids, mask, questions, ended)
+        layer = cache.layers[0]
+        for row, count in enumerate(ended.tolist()):
+            part, start = slice(row, row + 1), 9 * (row % 2)
+            asked = [question[part] for question in questions]
+            answer, alone = converse(session, ids[part, start:], mask[part, start:], asked, ended[part])
+            assert torch.equal(answer[0], together[row, :count]), f"row {row}"
+            assert layer.total - layer.hidden[row] - alone.get_seq_length() == 4 - count
+
+
+def converse(session, ids, mask, questions, ended):
+    """The last answer of a conversation in which the answers of each row have so many tokens, and its cache."""
+    new, cache = int(ended.max()), None
+    for question in questions:
+        tokens, mask, cache = turn(session, ids, mask, cache, new)
+        mask[:, -new:] = torch.arange(new) < ended[:, None]
+        ids, mask = torch.cat([tokens, question], 1), torch.cat([mask, torch.ones_like(question)], 1)
+    tokens, _, cache = turn(session, ids, mask, cache, new)
+    return tokens[:, -new:], cache
+
+
 @TURNS
 @torch.no_grad()
 def test_direct_calls_with_a_cache_of_the_session(llama, method):

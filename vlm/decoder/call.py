@@ -135,12 +135,14 @@ class Call:
         """One call for each key head if the cache layer stores heads separately, else this one."""
         if not isinstance(self.cached, RaggedLayer) or not self.cached.heads:
             return [self]
-        calls = []
-        for query, head in zip(self.query.chunk(len(self.cached.heads), 1), self.cached.heads, strict=True):
-            assert head.keys is not None and head.values is not None
-            key, value = head.keys[:, :, : head.length], head.values[:, :, : head.length]
-            calls.append(replace(self, query=query, key=key, value=value, cached=head, starts=head.starts))
-        return calls
+        queries = self.query.chunk(len(self.cached.heads), 1)
+        return [self.reading(head, query) for head, query in zip(self.cached.heads, queries, strict=True)]
+
+    def reading(self, layer: EvictingLayer, query: torch.Tensor) -> Call:
+        """The same call of some queries, with what a cache layer holds now."""
+        assert layer.keys is not None and layer.values is not None
+        key, value = layer.keys[:, :, : layer.length], layer.values[:, :, : layer.length]
+        return replace(self, query=query, key=key, value=value, cached=layer, starts=layer.starts)
 
     def pieces(self) -> list[tuple[tuple[int, int], int, int]]:
         """Runs of rows with equal padding: rows, and their first key and first query that are not padding."""

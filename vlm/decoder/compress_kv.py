@@ -128,7 +128,7 @@ class CompressKV(DecoderMethod):
         guesses = call.run.behind_prompt(layer.total)
         if guesses >= call.queries:
             return
-        parts = [_asking(part, guesses) for part in call.by_heads()]
+        parts = [_asking(_aligned(part), guesses) for part in call.by_heads()]
         for part, shares in zip(parts, _shares(parts), strict=True):
             self._settle(part, shares)
         if isinstance(layer, RaggedLayer) and layer.heads:
@@ -136,20 +136,32 @@ class CompressKV(DecoderMethod):
 
     def _settle(self, call: Call, shares: list[float]) -> None:
         """After a prompt or another turn, reduce some heads to the budget, times a factor for each row."""
-        layer = call.cached
-        if layer.evicted and layer.starts is None and any(layer.hidden):
-            layer.align()
-        elif _seen(call) == call.queries or call.queries > (self.window or FEW_QUERIES):
-            if call.starts is None:
-                call.run.warn("CompressKV kept everything: the mask is more than causal with padding on the left")
-            else:
-                self._compress(call, layer, call.starts, shares)
-
-    def _compress(self, call: Call, layer: EvictingLayer, starts: list[int], shares: list[float]) -> None:
+        turns = self._turns(call)
+        if not any(turns):
+            return
+        if call.starts is None:
+            call.run.warn("CompressKV kept everything: the mask is more than causal with padding on the left")
+            return
+        layer: EvictingLayer = call.cached
         if not layer.evicted:
-            layer.hidden = list(starts)
-        lengths = [_seen(call) - hidden for hidden in layer.hidden]
-        counts = [max(2, int(self.count(length) * share)) for length, share in zip(lengths, shares, strict=True)]
+            layer.hidden = list(call.starts)
+        counts = [
+            max(2, int(self.count(_seen(call) - hidden) * share)) if turn else call.keys
+            for hidden, share, turn in zip(layer.hidden, shares, turns, strict=True)
+        ]
+        self._compress(call, layer, call.starts, counts)
+
+    def _turns(self, call: Call) -> list[bool]:
+        """Which rows get a prompt or another turn in this call, and not just a few tokens beside padding."""
+        few, rows = self.window or FEW_QUERIES, len(call.key)
+        first = _seen(call) - call.queries
+        if first == 0 or call.queries <= few:
+            return [first == 0] * rows
+        new = (call.cached.positions[:, 0, : call.keys] >= first).sum(1).tolist()
+        return [count > few for count in new]
+
+    def _compress(self, call: Call, layer: EvictingLayer, starts: list[int], counts: list[int]) -> None:
+        """Keep so many tokens of each row."""
         if all(count >= call.keys - start for count, start in zip(counts, starts, strict=True)):
             return
         kept = call.key.new_full((*call.key.shape[:2], layer.length), -1, dtype=torch.int32)
@@ -205,6 +217,15 @@ def _attend(call: Call) -> torch.Tensor:
     visible = _visible(layer, call.queries)
     call.count_pairs(visible.sum() * (heads // call.key.shape[1]))
     return _masked(call, visible)
+
+
+def _aligned(call: Call) -> Call:
+    """A call once gaps in its cache layer are closed, which padding of a later turn left."""
+    layer = call.cached
+    if not layer.evicted or layer.starts is not None or not any(layer.hidden):
+        return call
+    layer.align()
+    return call.reading(layer, call.query)
 
 
 def _asking(call: Call, guesses: int) -> Call:
