@@ -133,12 +133,13 @@ class EvictingLayer(CacheLayerMixin):
         return numbers.expand(*self.keys.shape[:2], -1)
 
     def hide(self, seen: torch.Tensor) -> None:
-        """Mark newest tokens as padding where `seen [batch, count]` is False."""
+        """Mark newest tokens as padding where `seen [batch, count]` is False; some may be padding already."""
         assert self.positions is not None
         count = seen.shape[1]
         newest = self.positions[:, :, self.length - count : self.length]
-        newest.masked_fill_(~seen[:, None], -1)
-        for row, hidden in enumerate((~seen).sum(1).tolist()):
+        padding = ~seen & (newest[:, 0] >= 0)
+        newest.masked_fill_(padding[:, None], -1)
+        for row, hidden in enumerate(padding.sum(1).tolist()):
             self.hidden[row] += hidden
         self._find_starts()
 

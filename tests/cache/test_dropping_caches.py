@@ -123,8 +123,9 @@ def test_tokens_are_counted_as_they_come_and_go():
     assert counts() == (6, 9, 5, [0, 0])
     layer.hide(torch.tensor([[True, True, True], [False, False, True]]))
     assert counts() == (6, 9, 5, [0, 2])
-    layer.hide(torch.tensor([[True], [False]]))
-    assert counts() == (6, 9, 5, [0, 3]), "what is padding of one turn adds to that of others"
+    for seen in ([[True], [False]], [[True] * 2, [False] * 2]):
+        layer.hide(torch.tensor(seen))
+        assert counts() == (6, 9, 5, [0, 3]), "what is padding of one turn adds to that of others, once"
     cache.crop(-1)
     assert counts() == (5, 8, 4, [0, 3])
     cache.reorder_cache(torch.tensor([1, 1]))

@@ -217,3 +217,35 @@ def test_what_does_not_fit_is_refused_or_told(llama):
     with mmaccel.accelerate(model, DROP) as fast:
         fast.generate(**more, past_key_values=plain.past_key_values, max_new_tokens=2)
         assert "dropped nothing: the prompt goes on from a cache" in fast.report.warnings[0]
+
+
+@pytest.mark.parametrize("guesses", (3, 10))
+def test_nothing_is_dropped_where_guesses_come_with_the_prompt(llama, guesses):
+    """They would vote in place of the end of the prompt, and hide it where there are more of them than votes."""
+    model, arguments = llama
+    call = arguments(max_new_tokens=8)
+    call["input_ids"][:, 40:] = call["input_ids"][:, :40]  # something to look up
+    with mmaccel.accelerate(model, DROP) as fast:
+        tokens = fast.generate(**call, prompt_lookup_num_tokens=guesses)
+        assert fast.report.warnings == ["PrefillDrop dropped nothing: prompt_lookup_num_tokens was given"]
+    assert torch.equal(tokens, model.generate(**call))
+
+
+@pytest.mark.parametrize("method", (DROP, TWICE), ids=str)
+def test_rows_of_a_kept_cache_become_several(llama, method):
+    model, arguments = llama
+    call = arguments(batch=2, max_new_tokens=3, return_dict_in_generate=True)
+    rows, question = torch.tensor([0, 0, 0, 1, 1, 1]), call["input_ids"][:1, :6]
+    with mmaccel.accelerate(model, method) as fast:
+
+        def turns(repeats):
+            first = fast.generate(**call)
+            first.past_key_values.batch_repeat_interleave(repeats)
+            ids = torch.cat([first.sequences, question.expand(2, -1)], 1)
+            seen = torch.nn.functional.pad(call["attention_mask"], (0, ids.shape[1] - 80), value=1)
+            ids, seen = (x.repeat_interleave(repeats, 0) for x in (ids, seen))
+            more = {"past_key_values": first.past_key_values, "max_new_tokens": 3, "do_sample": False}
+            return fast.generate(input_ids=ids, attention_mask=seen, **more), fast.report.plain_keys
+
+        (once, keys), (thrice, more_keys) = turns(1), turns(3)
+    assert torch.equal(thrice, once[rows]) and more_keys == 3 * keys

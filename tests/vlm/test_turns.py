@@ -102,6 +102,52 @@ def test_padding_in_a_later_turn(llama, length):
     assert not set(range(64, 67)) & set(layer.positions[1, 0].tolist())
 
 
+@pytest.mark.parametrize("pad", (3, 25))
+@pytest.mark.parametrize("method", METHODS[1:], ids=str)
+def test_a_padded_question_is_compressed_as_it_is_alone(llama, method, pad):
+    """With 25 of its 50 columns it is short enough to be kept, beside one that is not."""
+    model, _ = llama
+    ids, mask = examples.prompts(2, 60, pad=0)
+    question, seen = examples.prompts(2, 50, seed=1, pad=pad)
+    with mmaccel.accelerate(model, method) as session:
+        together, cache, _ = talk(session, ids, mask, question, seen)
+        for row, start in ((0, 0), (1, pad)):
+            part = slice(row, row + 1)
+            tokens, *_ = talk(session, ids[part], mask[part], question[part, start:], seen[part, start:])
+            assert torch.equal(tokens[0, -4:], together[row, -4:]), f"row {row}"
+    assert all(layer.length < layer.total / 2 for layer in cache.layers), "nothing was dropped after the second turn"
+
+
+@pytest.mark.parametrize("length", (5, 40))
+@pytest.mark.parametrize("method", METHODS[1:], ids=str)
+def test_rows_whose_answers_ended_early_go_on_as_alone(llama, method, length):
+    """What generate pads them with is not seen, nor counted, in either turn that follows."""
+    model, _ = llama
+    ids, mask = examples.prompts(3, 60, pad=9)
+    questions = [examples.prompts(3, length, seed=seed, pad=0)[0] for seed in (1, 2)]
+    ended = torch.tensor([4, 2, 3])
+    with mmaccel.accelerate(model, method) as session:
+        together, cache = converse(session, ids, mask, questions, ended)
+        layer = cache.layers[0]
+        for row, count in enumerate(ended.tolist()):
+            part, start = slice(row, row + 1), 9 * (row % 2)
+            asked = [question[part] for question in questions]
+            answer, alone = converse(session, ids[part, start:], mask[part, start:], asked, ended[part])
+            assert torch.equal(answer[0], together[row, :count]), f"row {row}"
+            assert layer.total - layer.hidden[row] - alone.get_seq_length() == 4 - count
+
+
+def converse(session, ids, mask, questions, ended):
+    """The last answer of a conversation in which the answers of each row have so many tokens, and its cache."""
+    new, cache = int(ended.max()), None
+    for question in questions:
+        tokens, mask, cache = turn(session, ids, mask, cache, new)
+        mask[:, -new:] = torch.arange(new) < ended[:, None]
+        ids, mask = torch.cat([tokens, question], 1), torch.cat([mask, torch.ones_like(question)], 1)
+    tokens, _, cache = turn(session, ids, mask, cache, new)
+    return tokens[:, -new:], cache
+
+
 @TURNS
 @torch.no_grad()
 def test_direct_calls_with_a_cache_of_the_session(llama, method):
@@ -163,37 +209,24 @@ def test_beams_of_a_row_alone(llama, method, more):
     assert together.shape[0] == 2 * count and torch.equal(together[count:, -4:], alone[:, -4:])
 
 
-@pytest.mark.parametrize("policy", ("snap_kv", "streaming"))
-@torch.no_grad()
-def test_drafts_over_a_compressed_cache(llama, policy):
-    """Assisted decoding takes rejected drafts back, also those that came with the prompt.
+@pytest.mark.parametrize("guesses", (4, 10, 40))
+@pytest.mark.parametrize("method", METHODS[1:], ids=str)
+def test_guesses_over_a_compressed_cache(llama, method, guesses):
+    """Assisted decoding takes wrong guesses back, also those that came with the prompt.
 
-    What it gives is what single steps give over a prompt that was compressed with the same drafts behind it.
+    None of these is right here, so that it gives what single steps give: what is kept does not depend on guesses.
     """
     model, arguments = llama
-    call = arguments(1, max_new_tokens=16)
+    call, passes = arguments(1, max_new_tokens=16), []
     call["input_ids"][:, 40:] = call["input_ids"][:, :40]  # something to look up
-    passes = []
-    with mmaccel.accelerate(model, CompressKV(policy=policy)) as session:
-        hook = model.model.register_forward_pre_hook(lambda _, args, kwargs: passes.append(kwargs), with_kwargs=True)
-        tokens = session.generate(**call, prompt_lookup_num_tokens=4)
+    with mmaccel.accelerate(model, method) as session:
+        steps = session.generate(**call)
+        hook = model.model.register_forward_pre_hook(
+            lambda _, args, kwargs: passes.append(kwargs["input_ids"]), with_kwargs=True
+        )
+        tokens = session.generate(**call, prompt_lookup_num_tokens=guesses)
         hook.remove()
-        assert tokens.shape == (1, 96) and session.report.engaged
-        first = passes[0]["input_ids"]
-        drafts = first[0, 80:].tolist()
-        right = next((i for i, draft in enumerate(drafts) if draft != tokens[0, 80 + i]), len(drafts))
-        assert right < len(drafts), "none of those that came with the prompt was rejected"
-        assert sum(each["input_ids"].shape[1] for each in passes[1:]) > 15 - right, "no later draft was rejected"
-        for rejected in (len(drafts) - right, 0):
-            begun = session.generate(input_ids=first, max_new_tokens=1, return_dict_in_generate=True)
-            begun.past_key_values.crop(-rejected)
-            stepped = single_steps(session, tokens[:, : 81 + right], begun.past_key_values, 15 - right)
-            assert torch.equal(stepped, tokens) == (rejected > 0), "as drafted, and otherwise if they stay"
-
-
-def single_steps(session, tokens, cache, count):
-    """Greedy decoding over a cache that lacks the last of the tokens."""
-    for _ in range(count):
-        logits = session(tokens[:, -1:], past_key_values=cache).logits
-        tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
-    return tokens
+        assert session.report.engaged and not session.report.warnings
+    assert passes[0].shape[1] == 80 + guesses and passes[0][0, 80] != tokens[0, 80], "a first guess was right"
+    assert sum(each.shape[1] for each in passes[1:]) > 15, "no later guess was rejected"
+    assert torch.equal(tokens, steps)

@@ -25,6 +25,7 @@ from mmaccel.session import Session
 
 from ..context.stored_context import StoredContext
 from ..families.rows import why_refused
+from ..input.arguments import guessing
 from ..input.prompt import Prompt
 from ..input.turns import recalled
 from .attention import SessionAttention
@@ -202,7 +203,7 @@ class DecoderAdapter(Adapter):
         self, attention: SessionAttention, report: Report, original: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Any:
         """Replaces `generate` of the model."""
-        attention.run = run = GenerateRun()
+        attention.run = run = GenerateRun(guessing=guessing(self.target, kwargs))
         given = cache_of(kwargs) is not None
         try:
             prompt = self.begin(attention.methods, run, kwargs)

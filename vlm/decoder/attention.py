@@ -110,8 +110,8 @@ class SessionAttention:
     def _starts(self, call: Call) -> list[int] | None:
         if call.evicted is not None:
             if call.queries > 1 and call.mask is not None and call.mask.dtype == torch.bool:
-                seen = call.mask[:, 0, -1, -call.queries :]
-                if not bool(seen.all()):  # a later turn with padding of its own
+                seen = call.mask[:, 0, -1, -call.evicted.appended :]
+                if not bool(seen.all()):  # a later turn with padding of its own, or after answers that ended early
                     call.evicted.hide(seen.expand(call.query.shape[0], -1))
             return call.evicted.starts
         sizes = (call.query.shape[0], call.queries, call.keys)

@@ -47,6 +47,10 @@ class GenerateRun:
         padding; None if unknown.
     unsuited
         Reasons why some layers ran plainly, each of which is told once.
+    guessing
+        The setting by which guesses come with the first pass, behind the prompt; None without any.
+    prompt
+        Tokens of the prompt with its padding, where guesses come behind it; None elsewhere.
     drops, kept
         The shares of the prompt to keep after some layers, and the tokens that later layers get, fewer from one to the
         next; none as long as that is all.
@@ -60,12 +64,18 @@ class GenerateRun:
     plan_bytes: int = 0
     watch: Callable[[Call], None] | None = None
     visual: Visual | None = None
+    guessing: str | None = None
+    prompt: int | None = None
     drops: dict[int, float] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
+
+    def behind_prompt(self, total: int) -> int:
+        """How many of so many tokens are guesses, or an answer with guesses."""
+        return 0 if self.prompt is None else max(0, total - self.prompt)
 
     def kept_at(self, layer: int) -> Any:
         """Those that a layer gets, None for all."""
@@ -125,12 +135,14 @@ class Call:
         """One call for each key head if the cache layer stores heads separately, else this one."""
         if not isinstance(self.cached, RaggedLayer) or not self.cached.heads:
             return [self]
-        calls = []
-        for query, head in zip(self.query.chunk(len(self.cached.heads), 1), self.cached.heads, strict=True):
-            assert head.keys is not None and head.values is not None
-            key, value = head.keys[:, :, : head.length], head.values[:, :, : head.length]
-            calls.append(replace(self, query=query, key=key, value=value, cached=head, starts=head.starts))
-        return calls
+        queries = self.query.chunk(len(self.cached.heads), 1)
+        return [self.reading(head, query) for head, query in zip(self.cached.heads, queries, strict=True)]
+
+    def reading(self, layer: EvictingLayer, query: torch.Tensor) -> Call:
+        """The same call of some queries, with what a cache layer holds now."""
+        assert layer.keys is not None and layer.values is not None
+        key, value = layer.keys[:, :, : layer.length], layer.values[:, :, : layer.length]
+        return replace(self, query=query, key=key, value=value, cached=layer, starts=layer.starts)
 
     def pieces(self) -> list[tuple[tuple[int, int], int, int]]:
         """Runs of rows with equal padding: rows, and their first key and first query that are not padding."""

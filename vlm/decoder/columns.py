@@ -45,7 +45,8 @@ class Columns:
     def later_mask(self, mask: torch.Tensor | None, tokens: int, held: int) -> torch.Tensor | None:
         """The mask `[B, 1, M, N]` of a later pass over so many `tokens`, in a layer whose cache has `held` keys."""
         if mask is not None:
-            index, real = self.index.to(mask.device), self.real.to(mask.device)
+            repeats = len(mask) // len(self.real)  # of a cache whose rows have become several each
+            index, real = (x.to(mask.device).repeat_interleave(repeats, 0) for x in (self.index, self.real))
             prompt = mask[..., : self.length].gather(-1, index[:, None, None].expand(-1, *mask.shape[1:3], -1))
             return torch.cat([prompt & real[:, None, None], mask[..., self.length :]], -1)
         if self.whole:

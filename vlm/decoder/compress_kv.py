@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -62,7 +62,8 @@ class CompressKV(DecoderMethod):
     Notes
     -----
     Lossy: dropped tokens are gone. Positions continue as if they were still there. Each row of a padded batch
-    has its own budget and gives the same output as alone. In assisted decoding the first drafts count as prompt.
+    has its own budget and gives the same output as alone. In transformers' assisted decoding guesses neither vote nor
+    are dropped, and those that come with the prompt attend to all of it.
 
     Raises
     ------
@@ -124,7 +125,10 @@ class CompressKV(DecoderMethod):
         layer = call.cached
         if not isinstance(layer, EvictingLayer) or call.queries == 1:
             return
-        parts = call.by_heads()
+        guesses = call.run.behind_prompt(layer.total)
+        if guesses >= call.queries:
+            return
+        parts = [_asking(_aligned(part), guesses) for part in call.by_heads()]
         for part, shares in zip(parts, _shares(parts), strict=True):
             self._settle(part, shares)
         if isinstance(layer, RaggedLayer) and layer.heads:
@@ -132,23 +136,37 @@ class CompressKV(DecoderMethod):
 
     def _settle(self, call: Call, shares: list[float]) -> None:
         """After a prompt or another turn, reduce some heads to the budget, times a factor for each row."""
-        layer = call.cached
-        if layer.evicted and layer.starts is None and any(layer.hidden):
-            layer.align()
-        elif layer.total == call.queries or call.queries > (self.window or FEW_QUERIES):
-            if call.starts is None:
-                call.run.warn("CompressKV kept everything: the mask is more than causal with padding on the left")
-            else:
-                self._compress(call, layer, call.starts, shares)
-
-    def _compress(self, call: Call, layer: EvictingLayer, starts: list[int], shares: list[float]) -> None:
+        turns = self._turns(call)
+        if not any(turns):
+            return
+        if call.starts is None:
+            call.run.warn("CompressKV kept everything: the mask is more than causal with padding on the left")
+            return
+        layer: EvictingLayer = call.cached
         if not layer.evicted:
-            layer.hidden = list(starts)
-        lengths = [layer.total - hidden for hidden in layer.hidden]
-        counts = [max(2, int(self.count(length) * share)) for length, share in zip(lengths, shares, strict=True)]
+            layer.hidden = list(call.starts)
+        counts = [
+            max(2, int(self.count(_seen(call) - hidden) * share)) if turn else call.keys
+            for hidden, share, turn in zip(layer.hidden, shares, turns, strict=True)
+        ]
+        self._compress(call, layer, call.starts, counts)
+
+    def _turns(self, call: Call) -> list[bool]:
+        """Which rows get a prompt or another turn in this call, and not just a few tokens beside padding."""
+        few, rows = self.window or FEW_QUERIES, len(call.key)
+        first = _seen(call) - call.queries
+        if first == 0 or call.queries <= few:
+            return [first == 0] * rows
+        new = (call.cached.positions[:, 0, : call.keys] >= first).sum(1).tolist()
+        return [count > few for count in new]
+
+    def _compress(self, call: Call, layer: EvictingLayer, starts: list[int], counts: list[int]) -> None:
+        """Keep so many tokens of each row."""
         if all(count >= call.keys - start for count, start in zip(counts, starts, strict=True)):
             return
-        kept = call.key.new_full((*call.key.shape[:2], call.keys), -1, dtype=torch.int32)
+        kept = call.key.new_full((*call.key.shape[:2], layer.length), -1, dtype=torch.int32)
+        guesses = torch.arange(call.keys, layer.length, device=kept.device)
+        kept[:, :, call.keys :] = guesses  # they may be taken back
         for first, last in runs(list(zip(starts, counts, strict=True))):
             visual = None if layer.evicted else _visual(call, (first, last), starts[first])
             token_idx = self._choose(call, (first, last), starts[first], counts[first], visual)
@@ -199,6 +217,27 @@ def _attend(call: Call) -> torch.Tensor:
     visible = _visible(layer, call.queries)
     call.count_pairs(visible.sum() * (heads // call.key.shape[1]))
     return _masked(call, visible)
+
+
+def _aligned(call: Call) -> Call:
+    """A call once gaps in its cache layer are closed, which padding of a later turn left."""
+    layer = call.cached
+    if not layer.evicted or layer.starts is not None or not any(layer.hidden):
+        return call
+    layer.align()
+    return call.reading(layer, call.query)
+
+
+def _asking(call: Call, guesses: int) -> Call:
+    """A call without the guesses at its end."""
+    query, key, value = (x[:, :, : x.shape[2] - guesses] for x in (call.query, call.key, call.value))
+    return replace(call, query=query, key=key, value=value)
+
+
+def _seen(call: Call) -> int:
+    """Tokens of the sequence up to the end of a call, from which guesses may have been cut."""
+    total: int = call.cached.total
+    return total - call.cached.length + call.keys
 
 
 def _shares(parts: list[Call]) -> list[list[float]]:

@@ -28,6 +28,8 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
     method = next((m for m in attention.methods if m.replaces_cache and not m.is_neutral), None)
     if method is None:
         return None
+    batch, prompt, new = _sizes(model, kwargs)
+    run.prompt = None if run.guessing is None else prompt
     given = cache_of(kwargs)
     if given is not None:
         if getattr(given, "reader", None) is attention:
@@ -39,7 +41,6 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
         if value is not None and value is not True:
             run.warn(f"{method} ran plainly: {name}={value!r}")
             return None
-    batch, prompt, new = _sizes(model, kwargs)
     need = method.cache_bytes(config, batch, prompt, new, model.dtype)
     require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)

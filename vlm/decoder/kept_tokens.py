@@ -67,7 +67,7 @@ class KeptTokens:
             spared = [causal_pairs(length, length) - causal_pairs(count, count) for length, count in rows]
         else:
             spared = [call.queries * (length - count) for length, count in rows]
-        return sum(spared) * call.query.shape[1]
+        return sum(spared) * call.query.shape[1] * (len(call.query) // len(self.lengths))
 
 
 def require_all(cache: Any, is_known: bool) -> None:

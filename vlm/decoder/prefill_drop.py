@@ -65,7 +65,7 @@ class PrefillDrop(DecoderMethod):
     -----
     Lossy: later layers never see what was dropped, also when another turn asks for it. Positions are those of the whole
     prompt. Each row of a padded batch gives the same output as alone. A prompt that goes on from a cache is computed in
-    full, and one in chunks after its first chunk.
+    full, and one in chunks after its first chunk; so is one in transformers' assisted decoding.
 
     Raises
     ------
@@ -143,7 +143,9 @@ class PrefillDrop(DecoderMethod):
 
     def _choose(self, call: Call, before: KeptTokens | None) -> None:
         """What the layers after this one get, of what it got."""
-        if call.queries != call.keys:
+        if call.run.guessing is not None:  # they would vote in place of the prompt's end, and are taken back later
+            call.run.warn(f"PrefillDrop dropped nothing: {call.run.guessing} was given")
+        elif call.queries != call.keys:
             call.run.warn("PrefillDrop dropped nothing: the prompt goes on from a cache, or has one of fixed length")
         elif call.starts is None:
             call.run.warn("PrefillDrop dropped nothing: the mask is more than causal with padding on the left")

@@ -20,6 +20,11 @@ OF_PROMPT = {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 
 WHOLE = ("output_hidden_states",)  # of every token of the prompt: Qwen-Omni makes its speech of them
 
 
+def guessing(target: Any, kwargs: dict[str, Any]) -> str | None:
+    """The setting by which guesses come with the first pass of a call; None without any."""
+    return next((name for name in GUESSING if setting(target, kwargs, name)), None)
+
+
 def unfit_beside(target: Any, kwargs: dict[str, Any], inputs: dict[str, Any]) -> str | None:
     """What a call was given that fits no shortened prompt, or no embeddings of one; None without any."""
     names = ((*GUESSING, *OF_PROMPT) if "inputs_embeds" in inputs else ()) + (WHOLE if len(inputs) > 1 else ())
