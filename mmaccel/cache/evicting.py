@@ -135,8 +135,7 @@ class EvictingLayer(CacheLayerMixin):
     def hide(self, seen: torch.Tensor) -> None:
         """Mark newest tokens as padding where `seen [batch, count]` is False; some may be padding already."""
         assert self.positions is not None
-        count = seen.shape[1]
-        newest = self.positions[:, :, self.length - count : self.length]
+        newest = self.positions[:, :, self.length - seen.shape[1] : self.length]
         padding = ~seen & (newest[:, 0] >= 0)
         newest.masked_fill_(padding[:, None], -1)
         for row, hidden in enumerate(padding.sum(1).tolist()):
