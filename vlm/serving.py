@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import queue
 import re
@@ -272,7 +271,7 @@ def _file(part: dict[str, Any], kind: str) -> tuple[bytes, str]:
         raise SettingError(f"{kind}_url must hold the file itself: data:{kind}/...;base64,... (nothing is fetched)")
     try:
         return base64.b64decode(url[match.end() :], validate=True), match[2].lower()
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error is one too; other letters than ASCII raise a plain one
         raise SettingError(f"{kind}_url is no base64: {error}") from error
 
 
