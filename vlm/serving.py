@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import queue
-import re
 import secrets
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,19 +17,15 @@ from transformers.generation.streamers import TextStreamer
 from mmaccel.cli.arguments import FRAMES, TOKENS
 from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.errors import PromptError, SettingError, shown
-from mmaccel.serve.endpoint import FILES, LARGEST_SEED, Endpoint, Fields, Left, Request
-from mmaccel.uploads.pictures import read_picture
+from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
+from .chat_messages import conversation_of
 from .input.processed import processed
 from .input.read_video import VideoFrames
-from .input.uploaded_video import read_clip
 
-ROLES = ("system", "user", "assistant")
-MESSAGES, CHARACTERS, MOST_FILES = 200, 200_000, 64  # of a request
 COLDEST = 1e-4  # temperature below which words are the likeliest ones, as far as numbers go
 USAGE = {"include_usage"}
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
-DATA = re.compile(r"data:(image|video)/([a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
 
 
 @dataclass(kw_only=True)
@@ -99,18 +90,18 @@ class ChatEndpoint(Endpoint[Chat]):
         sampling: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": bool(temperature)}
         if temperature:
             sampling |= {"temperature": temperature, **({} if top_p is None else {"top_p": top_p})}
-        conversation, pictures, videos = _conversation(messages, frames)
+        conversation = conversation_of(messages, frames)
         made = Chat(
-            text=self._written(conversation),
-            pictures=pictures,
-            videos=videos,
+            text=self._written(conversation.messages),
+            pictures=conversation.pictures,
+            videos=conversation.videos,
             sampling=sampling,
             seed=secrets.randbelow(2**31) if seed is None else seed,
             pieces=queue.SimpleQueue() if streams else None,
             tells_usage=usage,
         )
-        if not (temperature or streams or pictures or len(videos) > 1):
-            made.group = (tokens, *(video.frames.shape for video in videos))
+        if not (temperature or streams or made.pictures or len(made.videos) > 1):
+            made.group = (tokens, *(video.frames.shape for video in made.videos))
         return made
 
     def _written(self, conversation: list[dict[str, Any]]) -> str:
@@ -222,65 +213,6 @@ class _Streamer(TextStreamer):  # type: ignore[misc]
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         if text:
             self.pieces.put(text)
-
-
-def _conversation(messages: Any, frames: int) -> tuple[list[dict[str, Any]], list[Any], list[Any]]:
-    """The messages for a chat template, with their pictures and videos."""
-    if isinstance(messages, list) and len(messages) > MESSAGES:
-        raise SettingError(f"{len(messages)} messages: give at most {MESSAGES}")
-    if not isinstance(messages, list) or not messages:
-        raise SettingError(f"messages is missing: give 1 to {MESSAGES} of them, such as [{{'role': 'user', ...}}]")
-    found: list[dict[str, Any]] = []
-    pictures: list[Image.Image] = []
-    videos: list[VideoFrames] = []
-    for message in messages:
-        role, content = (message.get(name) for name in ("role", "content")) if isinstance(message, dict) else ("", "")
-        if role not in ROLES:
-            raise SettingError(f"a message has the role {shown(role)}: give one of {', '.join(ROLES)}")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if not isinstance(parts, list) or not parts:
-            raise SettingError("a message has no content: give a text, or a list of parts")
-        found.append({"role": role, "content": [_part(part, pictures, videos, frames) for part in parts]})
-        if len(pictures) + len(videos) > MOST_FILES:
-            raise SettingError(f"there are more than {MOST_FILES} pictures and videos: send fewer")
-    if sum(len(part.get("text", "")) for message in found for part in message["content"]) > CHARACTERS:
-        raise SettingError(f"the messages have more than {CHARACTERS} characters: shorten them")
-    return found, pictures, videos
-
-
-def _part(part: Any, pictures: list[Image.Image], videos: list[VideoFrames], frames: int) -> dict[str, str]:
-    """A part of a message for a chat template."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if kind == "image_url":
-        pictures.append(read_picture(io.BytesIO(_file(part, "image")[0]), FILES))
-        return {"type": "image"}
-    if kind == "video_url":
-        videos.append(_frames(*_file(part, "video"), frames))
-        return {"type": "video"}
-    raise SettingError(f"a message has a part of the type {shown(kind)}: give text, image_url or video_url")
-
-
-def _file(part: dict[str, Any], kind: str) -> tuple[bytes, str]:
-    """The file that stands in a data URL, and its format; nothing is ever fetched from another place."""
-    given = part.get(f"{kind}_url")
-    url = given.get("url") if isinstance(given, dict) else given
-    match = DATA.match(url) if isinstance(url, str) else None
-    if match is None or match[1].lower() != kind or not isinstance(url, str):
-        raise SettingError(f"{kind}_url must hold the file itself: data:{kind}/...;base64,... (nothing is fetched)")
-    try:
-        return base64.b64decode(url[match.end() :], validate=True), match[2].lower()
-    except ValueError as error:  # binascii.Error is one too; other letters than ASCII raise a plain one
-        raise SettingError(f"{kind}_url is no base64: {error}") from error
-
-
-def _frames(data: bytes, kind: str, frames: int) -> VideoFrames:
-    """Frames of a video file, `frames` of them or all it has."""
-    with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
-        path = Path(folder) / f"video.{kind}"  # animated pictures are told by it
-        path.write_bytes(data)
-        return read_clip(path, frames, FILES)
 
 
 ENDPOINT = ChatEndpoint
