@@ -13,13 +13,15 @@ from typing import Any
 from PIL import Image
 
 from mmaccel.errors import SettingError, shown
-from mmaccel.serve.endpoint import FILES
+from mmaccel.serve.endpoint import FILES, Fields
 from mmaccel.uploads.pictures import read_picture
 
 from .input.read_video import VideoFrames
 from .input.uploaded_video import read_clip
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant")
+EMPTY = ("tool_calls", "annotations")  # of a message, as programs that call no tools send back what they were answered
+KINDS = ("text", "image_url", "video_url")  # of a part, which holds it under this name
 MESSAGES, CHARACTERS, MOST_FILES = 200, 200_000, 64  # of a request
 MOST_PIXELS = 250_000_000  # of a request's pictures and frames, behind which no other file is decoded; a gigabyte
 DATA = re.compile(r"data:(image|video)/([a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
@@ -46,9 +48,12 @@ class Conversation:
 
     def add(self, message: Any) -> None:
         """Read one more message."""
-        role, content = (message.get(name) for name in ("role", "content")) if isinstance(message, dict) else ("", "")
-        if role not in ROLES:
-            raise SettingError(f"a message has the role {shown(role)}: give one of {', '.join(ROLES)}")
+        fields = Fields(message if isinstance(message, dict) else {"role": ""})
+        role, content = _role(fields.take("role")), fields.take("content")
+        fields.take("name")
+        for name in EMPTY:
+            fields.only(name, [])
+        fields.end()
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, list) or not parts:
             raise SettingError("a message has no content: give a text, or a list of parts")
@@ -56,18 +61,27 @@ class Conversation:
 
     def _part(self, part: Any) -> dict[str, str]:
         """A part of a message for a chat template."""
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            return {"type": "text", "text": part["text"]}
-        if kind == "image_url":
-            self._check_room()
-            self.pictures.append(read_picture(io.BytesIO(_file(part, "image")[0]), FILES))
-            return {"type": "image"}
-        if kind == "video_url":
-            self._check_room()
-            self.videos.append(_frames(*_file(part, "video"), self.frames))
-            return {"type": "video"}
-        raise SettingError(f"a message has a part of the type {shown(kind)}: give text, image_url or video_url")
+        fields = Fields(part if isinstance(part, dict) else {})
+        kind = fields.take("type")
+        if kind not in KINDS:
+            raise SettingError(f"a message has a part of the type {shown(kind)}: give {', '.join(KINDS)}")
+        given = fields.take(kind)
+        fields.end()
+        if kind != "text":
+            return self._seen(given, kind.removesuffix("_url"))
+        if not isinstance(given, str):
+            raise SettingError("a message has a part of the type 'text' without a text: give one, or leave it out")
+        return {"type": "text", "text": given}
+
+    def _seen(self, given: Any, kind: str) -> dict[str, str]:
+        """A picture or a video for a chat template."""
+        self._check_room()
+        data, written = _file(given, kind)
+        if kind == "image":
+            self.pictures.append(read_picture(io.BytesIO(data), FILES))
+        else:
+            self.videos.append(_frames(data, written, self.frames))
+        return {"type": kind}
 
     def _check_room(self) -> None:
         """Refuse one file more than a request may hold, before it is decoded."""
@@ -99,10 +113,19 @@ def conversation_of(messages: Any, frames: int) -> Conversation:
     return conversation
 
 
-def _file(part: dict[str, Any], kind: str) -> tuple[bytes, str]:
+def _role(given: Any) -> str:
+    """As chat templates call it."""
+    if given not in ROLES:
+        raise SettingError(f"a message has the role {shown(given)}: give one of {', '.join(ROLES)}")
+    return "system" if given == "developer" else str(given)  # OpenAI's newer name, which no template knows
+
+
+def _file(given: Any, kind: str) -> tuple[bytes, str]:
     """The file that stands in a data URL, and its format; nothing is ever fetched from another place."""
-    given = part.get(f"{kind}_url")
-    url = given.get("url") if isinstance(given, dict) else given
+    fields = Fields(given if isinstance(given, dict) else {"url": given})
+    url = fields.take("url")
+    fields.only("detail", "auto", "low", "high")  # all that the model can see is shown to it
+    fields.end()
     match = DATA.match(url) if isinstance(url, str) else None
     if match is None or match[1].lower() != kind or not isinstance(url, str):
         raise SettingError(f"{kind}_url must hold the file itself: data:{kind}/...;base64,... (nothing is fetched)")

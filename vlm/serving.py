@@ -25,6 +25,24 @@ from .input.read_video import VideoFrames
 
 COLDEST = 1e-4  # temperature below which words are the likeliest ones, as far as numbers go
 USAGE = {"include_usage"}
+# Values of OpenAI's fields that ask for nothing: many clients send them with every request, and no others are taken.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "stop": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),  # of no tools
+    "parallel_tool_calls": (True, False),
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto", "default"),
+}
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
 
 
@@ -76,20 +94,14 @@ class ChatEndpoint(Endpoint[Chat]):
         fields = Fields(body)
         messages = fields.take("messages")
         frames = fields.whole("frames", 1, FRAMES, default=LOOKED_AT)
-        tokens = fields.whole("max_completion_tokens", 1, TOKENS) or fields.whole("max_tokens", 1, TOKENS, default=256)
-        fields.take("max_tokens")
-        temperature, top_p = fields.number("temperature", 0, 100), fields.number("top_p", 1e-6, 1)
+        sampling = {"max_new_tokens": _tokens_asked(fields), **_sampling_asked(fields)}
         seed = fields.whole("seed", 0, LARGEST_SEED)
         streams = fields.flag("stream")
-        fields.only("n", 1)
+        usage = _usage_asked(fields.take("stream_options"), streams)
         fields.take("user")
-        usage = _usage_asked(fields.take("stream_options", {}))
+        for name, taken in NEUTRAL.items():
+            fields.only(name, *taken)
         fields.end()
-        if temperature is not None and temperature < COLDEST:
-            temperature = 0.0
-        sampling: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": bool(temperature)}
-        if temperature:
-            sampling |= {"temperature": temperature, **({} if top_p is None else {"top_p": top_p})}
         conversation = conversation_of(messages, frames)
         made = Chat(
             text=self._written(conversation.messages),
@@ -100,8 +112,8 @@ class ChatEndpoint(Endpoint[Chat]):
             pieces=queue.SimpleQueue() if streams else None,
             tells_usage=usage,
         )
-        if not (temperature or streams or made.pictures or len(made.videos) > 1):
-            made.group = (tokens, *(video.frames.shape for video in made.videos))
+        if not (sampling["do_sample"] or streams or made.pictures or len(made.videos) > 1):
+            made.group = (sampling["max_new_tokens"], *(video.frames.shape for video in made.videos))
         return made
 
     def _written(self, conversation: list[dict[str, Any]]) -> str:
@@ -182,8 +194,30 @@ class ChatEndpoint(Endpoint[Chat]):
         return {"id": request.number, "object": kind, "created": request.created, "model": self.name}
 
 
-def _usage_asked(options: Any) -> bool:
+def _tokens_asked(fields: Fields) -> int:
+    """The most tokens of an answer, which has an older name too."""
+    asked = {fields.whole(name, 1, TOKENS) for name in ("max_completion_tokens", "max_tokens")} - {None}
+    if len(asked) > 1:
+        raise SettingError("max_completion_tokens and max_tokens say the same: give one of them")
+    return int(asked.pop()) if asked else 256
+
+
+def _sampling_asked(fields: Fields) -> dict[str, Any]:
+    """Arguments of `generate`; where words are cut off by `top_p` alone, the others are drawn, as OpenAI does it."""
+    temperature, top_p = fields.number("temperature", 0, 100), fields.number("top_p", 1e-6, 1)
+    if temperature is None:
+        temperature = 0.0 if top_p is None or top_p == 1 else 1.0
+    if temperature < COLDEST:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, **({} if top_p is None else {"top_p": top_p})}
+
+
+def _usage_asked(options: Any, streams: bool) -> bool:
     """Whether `stream_options` ask for the number of tokens."""
+    if options is None:
+        return False
+    if not streams:
+        raise SettingError("stream_options are those of a stream: leave them out, or send stream=true too")
     asked = options.get("include_usage", False) if isinstance(options, dict) and options.keys() <= USAGE else None
     if not isinstance(asked, bool):
         raise SettingError(f'stream_options={shown(options)}: send {{"include_usage": true}}, or leave it out')
