@@ -47,8 +47,10 @@ class ImageEndpoint(Endpoint[Drawing]):
             top_p=fields.number("top_p", 1e-6, 1),
         )
         fields.only("response_format", "b64_json")
-        fields.only("size", "auto")
         fields.only("output_format", "png")
+        for name in ("size", "quality", "background", "moderation"):
+            fields.only(name, "auto")
+        fields.only("stream", False)
         fields.take("user")
         fields.end()
         check_prompts(self.opened, [prompt])

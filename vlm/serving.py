@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
 import queue
-import re
 import secrets
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,19 +17,33 @@ from transformers.generation.streamers import TextStreamer
 from mmaccel.cli.arguments import FRAMES, TOKENS
 from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.errors import PromptError, SettingError, shown
-from mmaccel.serve.endpoint import FILES, LARGEST_SEED, Endpoint, Fields, Left, Request
-from mmaccel.uploads.pictures import read_picture
+from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
+from .chat_messages import conversation_of
 from .input.processed import processed
 from .input.read_video import VideoFrames
-from .input.uploaded_video import read_clip
 
-ROLES = ("system", "user", "assistant")
-MESSAGES, CHARACTERS, MOST_FILES = 200, 200_000, 64  # of a request
 COLDEST = 1e-4  # temperature below which words are the likeliest ones, as far as numbers go
 USAGE = {"include_usage"}
+# Values of OpenAI's fields that ask for nothing: many clients send them with every request, and no others are taken.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "stop": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),  # of no tools
+    "parallel_tool_calls": (True, False),
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto", "default"),
+}
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
-DATA = re.compile(r"data:(image|video)/([a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
 
 
 @dataclass(kw_only=True)
@@ -86,32 +94,26 @@ class ChatEndpoint(Endpoint[Chat]):
         fields = Fields(body)
         messages = fields.take("messages")
         frames = fields.whole("frames", 1, FRAMES, default=LOOKED_AT)
-        tokens = fields.whole("max_completion_tokens", 1, TOKENS) or fields.whole("max_tokens", 1, TOKENS, default=256)
-        fields.take("max_tokens")
-        temperature, top_p = fields.number("temperature", 0, 100), fields.number("top_p", 1e-6, 1)
+        sampling = {"max_new_tokens": _tokens_asked(fields), **_sampling_asked(fields)}
         seed = fields.whole("seed", 0, LARGEST_SEED)
         streams = fields.flag("stream")
-        fields.only("n", 1)
+        usage = _usage_asked(fields.take("stream_options"), streams)
         fields.take("user")
-        usage = _usage_asked(fields.take("stream_options", {}))
+        for name, taken in NEUTRAL.items():
+            fields.only(name, *taken)
         fields.end()
-        if temperature is not None and temperature < COLDEST:
-            temperature = 0.0
-        sampling: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": bool(temperature)}
-        if temperature:
-            sampling |= {"temperature": temperature, **({} if top_p is None else {"top_p": top_p})}
-        conversation, pictures, videos = _conversation(messages, frames)
+        conversation = conversation_of(messages, frames)
         made = Chat(
-            text=self._written(conversation),
-            pictures=pictures,
-            videos=videos,
+            text=self._written(conversation.messages),
+            pictures=conversation.pictures,
+            videos=conversation.videos,
             sampling=sampling,
             seed=secrets.randbelow(2**31) if seed is None else seed,
             pieces=queue.SimpleQueue() if streams else None,
             tells_usage=usage,
         )
-        if not (temperature or streams or pictures or len(videos) > 1):
-            made.group = (tokens, *(video.frames.shape for video in videos))
+        if not (sampling["do_sample"] or streams or made.pictures or len(made.videos) > 1):
+            made.group = (sampling["max_new_tokens"], *(video.frames.shape for video in made.videos))
         return made
 
     def _written(self, conversation: list[dict[str, Any]]) -> str:
@@ -192,8 +194,30 @@ class ChatEndpoint(Endpoint[Chat]):
         return {"id": request.number, "object": kind, "created": request.created, "model": self.name}
 
 
-def _usage_asked(options: Any) -> bool:
+def _tokens_asked(fields: Fields) -> int:
+    """The most tokens of an answer, which has an older name too."""
+    asked = {fields.whole(name, 1, TOKENS) for name in ("max_completion_tokens", "max_tokens")} - {None}
+    if len(asked) > 1:
+        raise SettingError("max_completion_tokens and max_tokens say the same: give one of them")
+    return int(asked.pop()) if asked else 256
+
+
+def _sampling_asked(fields: Fields) -> dict[str, Any]:
+    """Arguments of `generate`; where words are cut off by `top_p` alone, the others are drawn, as OpenAI does it."""
+    temperature, top_p = fields.number("temperature", 0, 100), fields.number("top_p", 1e-6, 1)
+    if temperature is None:
+        temperature = 0.0 if top_p is None or top_p == 1 else 1.0
+    if temperature < COLDEST:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, **({} if top_p is None else {"top_p": top_p})}
+
+
+def _usage_asked(options: Any, streams: bool) -> bool:
     """Whether `stream_options` ask for the number of tokens."""
+    if options is None:
+        return False
+    if not streams:
+        raise SettingError("stream_options are those of a stream: leave them out, or send stream=true too")
     asked = options.get("include_usage", False) if isinstance(options, dict) and options.keys() <= USAGE else None
     if not isinstance(asked, bool):
         raise SettingError(f'stream_options={shown(options)}: send {{"include_usage": true}}, or leave it out')
@@ -223,65 +247,6 @@ class _Streamer(TextStreamer):  # type: ignore[misc]
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         if text:
             self.pieces.put(text)
-
-
-def _conversation(messages: Any, frames: int) -> tuple[list[dict[str, Any]], list[Any], list[Any]]:
-    """The messages for a chat template, with their pictures and videos."""
-    if isinstance(messages, list) and len(messages) > MESSAGES:
-        raise SettingError(f"{len(messages)} messages: give at most {MESSAGES}")
-    if not isinstance(messages, list) or not messages:
-        raise SettingError(f"messages is missing: give 1 to {MESSAGES} of them, such as [{{'role': 'user', ...}}]")
-    found: list[dict[str, Any]] = []
-    pictures: list[Image.Image] = []
-    videos: list[VideoFrames] = []
-    for message in messages:
-        role, content = (message.get(name) for name in ("role", "content")) if isinstance(message, dict) else ("", "")
-        if role not in ROLES:
-            raise SettingError(f"a message has the role {shown(role)}: give one of {', '.join(ROLES)}")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if not isinstance(parts, list) or not parts:
-            raise SettingError("a message has no content: give a text, or a list of parts")
-        found.append({"role": role, "content": [_part(part, pictures, videos, frames) for part in parts]})
-        if len(pictures) + len(videos) > MOST_FILES:
-            raise SettingError(f"there are more than {MOST_FILES} pictures and videos: send fewer")
-    if sum(len(part.get("text", "")) for message in found for part in message["content"]) > CHARACTERS:
-        raise SettingError(f"the messages have more than {CHARACTERS} characters: shorten them")
-    return found, pictures, videos
-
-
-def _part(part: Any, pictures: list[Image.Image], videos: list[VideoFrames], frames: int) -> dict[str, str]:
-    """A part of a message for a chat template."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if kind == "image_url":
-        pictures.append(read_picture(io.BytesIO(_file(part, "image")[0]), FILES))
-        return {"type": "image"}
-    if kind == "video_url":
-        videos.append(_frames(*_file(part, "video"), frames))
-        return {"type": "video"}
-    raise SettingError(f"a message has a part of the type {shown(kind)}: give text, image_url or video_url")
-
-
-def _file(part: dict[str, Any], kind: str) -> tuple[bytes, str]:
-    """The file that stands in a data URL, and its format; nothing is ever fetched from another place."""
-    given = part.get(f"{kind}_url")
-    url = given.get("url") if isinstance(given, dict) else given
-    match = DATA.match(url) if isinstance(url, str) else None
-    if match is None or match[1].lower() != kind or not isinstance(url, str):
-        raise SettingError(f"{kind}_url must hold the file itself: data:{kind}/...;base64,... (nothing is fetched)")
-    try:
-        return base64.b64decode(url[match.end() :], validate=True), match[2].lower()
-    except binascii.Error as error:
-        raise SettingError(f"{kind}_url is no base64: {error}") from error
-
-
-def _frames(data: bytes, kind: str, frames: int) -> VideoFrames:
-    """Frames of a video file, `frames` of them or all it has."""
-    with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
-        path = Path(folder) / f"video.{kind}"  # animated pictures are told by it
-        path.write_bytes(data)
-        return read_clip(path, frames, FILES)
 
 
 ENDPOINT = ChatEndpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -50,7 +51,7 @@ class ServerLimits:
     waiting, batch
         As for :class:`Worker`.
     deadline
-        Seconds from a whole request to the end of its answer.
+        Seconds from a whole request to the end of its answer, unless that is fetched later.
     sockets, idle_seconds
         As for :class:`Sockets`.
     """
@@ -126,7 +127,7 @@ class Server:
             body = await self._body(http)
             began = time.monotonic()
             request = await self._parsed(body)
-            until = began + self.limits.deadline
+            until = math.inf if self.endpoint.later else began + self.limits.deadline  # nobody waits on a promise
             future = self.worker.submit(request, until)
             await self.endpoint.accepted(request, future)
             if self.endpoint.later:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import MmaccelError
 from .endpoint import Answer, Endpoint, Left, Refused, Request
 from .metrics import Metrics
 
@@ -152,9 +153,17 @@ class Worker:
             for job, answer in zip(jobs, answers, strict=True):
                 job.future.set_result(answer)
         except Exception as error:
-            if len(jobs) == 1 and not isinstance(error, Left):
-                log.exception("a request failed")
+            if len(jobs) == 1:
+                _log(error)
             traceback.clear_frames(error.__traceback__)
             error.__cause__ = error.__context__ = None  # whose frames would stay as well
             return error
         return None
+
+
+def _log(error: Exception) -> None:
+    """What the operator reads of a failed request; one that is the client's own is no failure of the server."""
+    if isinstance(error, MmaccelError):
+        log.info("a request was refused: %s", error)
+    elif not isinstance(error, Left):
+        log.exception("a request failed")

@@ -128,8 +128,8 @@ class Clip(Echo):
 
 
 def test_promises_are_kept_by_replicas_too():
-    handle = Handle("before")
-    with listening(RemoteEndpoint("echo", Clip, handle, (Lost,), 2, None)) as (_, address):
+    handle = Handle("before")  # the second replica is asked after half a second, when no client would wait any more
+    with listening(RemoteEndpoint("echo", Clip, handle, (Lost,), 2, None), ServerLimits(deadline=0.2)) as (_, address):
         promise = post(address, text="hi").json()
         assert (promise["object"], promise["text"]) == ("video", "hi")
         for _ in range(300):

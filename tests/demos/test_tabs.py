@@ -38,6 +38,7 @@ from mmaccel.report import Report
 from mmaccel.speech.stream.stats import StreamStats
 from mmaccel.video import EasyCache
 from mmaccel.video.generation import VideoSettings
+from mmaccel.vlm import EagleDraft
 
 LIMITS = Limits()
 COMMON = ["Preset", "Seed", "Model", "Own methods, instead of the preset"]
@@ -253,10 +254,22 @@ def test_own_methods_stand_for_the_preset():
         Choice.of(LIMITS, "m", "fast", "", str(MOST_SEED + 1))
 
 
-@pytest.mark.parametrize("text", ("vlm.StoredContext:folder=kept,least=1", "vlm.JoinedContext:gigabytes=0.01"))
-def test_methods_that_keep_files_are_none_of_a_visitor(text):
+FILES = (
+    "vlm.StoredContext:folder=kept,least=1",
+    "vlm.JoinedContext:gigabytes=0.01",
+    "vlm.EagleDraft:head=some-org/some-head",
+    "image.ZipAR\nvlm.EagleDraft:head=/srv/head",
+)
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_methods_that_keep_or_load_files_are_none_of_a_visitor(text):
     with pytest.raises(SettingError, match="keeps files on the machine of this page"):
         Choice.of(LIMITS, "m", "fast", text, "0")
+
+
+def test_a_method_without_its_files_may_be_a_visitor_s():
+    assert Choice.of(LIMITS, "m", "fast", "vlm.EagleDraft", "0").methods == (EagleDraft(),)
 
 
 def test_the_code_of_models_from_elsewhere():

@@ -269,6 +269,7 @@ BAD = (
     (about("x", type="image_url", image_url={"url": "http://127.0.0.1/secret.png"}), "nothing is fetched"),
     (about("x", type="image_url", image_url={"url": "data:video/mp4;base64,AAAA"}), "image_url must hold the file"),
     (about("x", type="image_url", image_url={"url": "data:image/png;base64,####"}), "is no base64"),
+    (about("x", type="image_url", image_url={"url": "data:image/png;base64,äöü"}), "only ASCII characters"),
     (about("x", type="image_url", image_url={"url": "data:image/png;base64,AAAA"}), "a picture cannot be read"),
     (about("x", type="video_url", video_url={"url": "data:video/mp4;base64,AAAA"}), "video.mp4 is no video file"),
     (about("x", type="video_url", video_url={"url": PLAYLIST}), "video.mp4 is no video file"),

@@ -101,6 +101,12 @@ def test_the_plain_model_is_served_too(painter, endpoint):
     assert np.array_equal(got, drawn(painter, endpoint, "small red heart on blue", seed=3)[0]), "the method is exact"
 
 
+def test_values_that_ask_for_nothing_are_taken(endpoint):
+    asked = dict.fromkeys(("size", "quality", "background", "moderation"), "auto")
+    neutral = endpoint.parse({"prompt": "red heart", "stream": False, "output_format": "png", **asked})
+    assert neutral.settings == endpoint.parse({"prompt": "red heart"}).settings
+
+
 def test_a_picture_that_nobody_waits_for_is_given_up(endpoint):
     request = endpoint.parse({"prompt": "red heart"})
     request.left.set()
@@ -132,7 +138,9 @@ def test_a_plain_picture_that_nobody_waits_for_is_given_up_too(painter, endpoint
         ({"prompt": "red heart", "extra_body": {"seed": -1}}, "seed=-1"),
         ({"prompt": "red heart", "extra_body": {"seed": True}}, "seed=True"),
         ({"prompt": "red heart", "extra_body": {"temperature": "hot"}}, "temperature='hot': give a number"),
-        ({"prompt": "red heart", "quality": "hd"}, "'quality' is not used here: leave it out"),
+        ({"prompt": "red heart", "quality": "hd"}, "quality='hd': this server takes 'auto' only"),
+        ({"prompt": "red heart", "stream": True}, "stream=True: this server takes False only"),
+        ({"prompt": "red heart", "style": "vivid"}, "'style' is not used here: leave it out"),
     ),
 )
 def test_bad_requests_say_what_is_wrong(ask, given, message):

@@ -254,6 +254,18 @@ def test_a_request_that_fails_takes_no_other_with_it(slow):
     assert slow.batches == [["first"], ["good", "fails", "fine"], ["good"], ["fails"], ["fine"]]
 
 
+def test_only_failures_of_the_server_are_logged_with_their_place(slow, caplog):
+    def answer(requests):
+        raise PromptError("it is too long") if requests[0].text == "long" else ZeroDivisionError
+
+    slow.answer = answer
+    with caplog.at_level("INFO", logger="mmaccel.serve"), listening(slow) as (_, address):
+        assert [post(address, {"text": text}).status_code for text in ("long", "fails")] == [400, 500]
+    refused, failed = [record for record in caplog.records if record.name == "mmaccel.serve"]
+    assert (refused.levelname, refused.exc_info) == ("INFO", None) and "it is too long" in refused.getMessage()
+    assert failed.levelname == "ERROR" and failed.exc_info[0] is ZeroDivisionError
+
+
 class Large:
     """What a run holds on a GPU."""
 

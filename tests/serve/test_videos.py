@@ -12,6 +12,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel.modality import get_modality
+from mmaccel.serve.app import ServerLimits
 from mmaccel.serve.endpoint import Left, Request
 from mmaccel.serve.promises import SECONDS, Promises
 from mmaccel.video.generation import VideoSettings, film
@@ -152,6 +153,14 @@ def test_a_server_that_ends_gives_up_a_clip_that_nobody_can_fetch(endpoint):
             time.sleep(0.02)
         began = time.monotonic()
     assert time.monotonic() - began < 60 and isinstance(running.exception(), Left)
+
+
+def test_clips_wait_for_their_turn_longer_than_a_client_would(endpoint, monkeypatch):
+    monkeypatch.setattr(endpoint, "answer", lambda requests: time.sleep(0.5) or [b"a clip"])
+    with listening(endpoint, ServerLimits(deadline=0.2)) as (_, address):
+        ask = client(address).videos
+        made = [ask.create(prompt=PROMPT) for _ in range(3)]
+        assert [ended(ask, video).status for video in made] == ["completed"] * 3
 
 
 def test_promises_need_the_key_and_old_ones_are_forgotten(served, monkeypatch):

@@ -48,7 +48,7 @@ class Choice:
         Raises
         ------
         SettingError, UnknownNameError
-            If it is nothing that could run, or keeps files here.
+            If it is nothing that could run, or keeps or loads files here.
         """
         lines = limits.method(method).splitlines()
         methods = tuple(_own_method(line.strip()) for line in lines if line.strip())
@@ -66,8 +66,9 @@ class Choice:
 
 
 def _own_method(text: str) -> Method:
-    """A method as a visitor typed it; none that keeps files, which would lie outside all limits."""
+    """A method as a visitor typed it; none with files of its own, kept or loaded, which lie outside all limits."""
     method: Method = parse_method(text)
-    if "folder" in method.settings():
+    settings = method.settings()
+    if "folder" in settings or settings.get("head"):  # a head is a folder of this machine, or comes from the Hub
         raise SettingError(f"{method.name} keeps files on the machine of this page: choose another method")
     return method
