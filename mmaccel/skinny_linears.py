@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from . import private
-from .kernels.skinny_linear import skinny_linear, suits
+from .kernels.skinny_linear import measure, skinny_linear, suits
 from .packed_linear import twin_of, with_linears
 from .patching import wrap_forward
 
@@ -44,9 +44,14 @@ def with_skinny_linears(module: nn.Module) -> nn.Module:
 
 
 def skinny_linears(stack: ExitStack, module: nn.Module) -> None:
-    """Let the linear layers of a module do so themselves, until `stack` closes."""
+    """Let the linear layers of a module do so themselves, until `stack` closes.
+
+    What is not known of this CPU yet is measured first, so that no pass which is timed takes that long.
+    """
     with _LOCK:  # calls in two threads must not both take hold of a layer
-        for layer in _layers(module):
+        layers = _layers(module)
+        measure({layer.in_features for layer in layers})
+        for layer in layers:
             wrap_forward(stack, layer, functools.partial(_forward, layer))
 
 
@@ -55,9 +60,11 @@ def _forward(layer: nn.Linear, original: Callable[[torch.Tensor], torch.Tensor],
 
 
 def _layers(module: nn.Module) -> list[nn.Linear]:
-    if private.is_compiled(module):
-        return []
-    return [layer for layer in module.modules() if type(layer) is nn.Linear and _has_choice(layer)]
+    compiled = [part for part in module.modules() if private.runs_compiled(part)]
+    within = {layer for part in compiled for layer in part.modules()}  # each hold would compile them anew
+    return [
+        layer for layer in module.modules() if type(layer) is nn.Linear and layer not in within and _has_choice(layer)
+    ]
 
 
 def _has_choice(layer: nn.Linear) -> bool:

@@ -57,7 +57,7 @@ class Emu3Adapter(ImageAdapter):
     """`Emu3ForConditionalGeneration`, with the inputs of `processor(..., return_for_image_generation=True)`.
 
     `image_sizes` stays among the inputs: it gives the grid. `prefix_allowed_tokens_fn` is not needed,
-    since the grid says the same; one that does not allow every code at the first place is refused.
+    since the grid says the same; one that does not allow every code at the first place of each picture is refused.
     """
 
     family = "emu3"
@@ -82,7 +82,8 @@ class Emu3Adapter(ImageAdapter):
         layout, ids_table = self._grid(kwargs.pop("image_sizes"))
         prompts = read_prompts(self.model, kwargs)
         check_room(prompts, layout)
-        if allowed is not None and not {*ids_table[:-4].tolist()} <= {*map(int, allowed(0, prompts.own[0]))}:
+        codes = {*ids_table[:-4].tolist()}
+        if allowed and not all(codes <= {*map(int, allowed(row, ids))} for row, ids in enumerate(prompts.own)):
             raise UnsupportedTargetError(
                 "prefix_allowed_tokens_fn allows fewer tokens than a picture is made of: leave it out, or call the"
                 " model's own generate"

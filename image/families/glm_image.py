@@ -75,7 +75,7 @@ class GlmImageTask(VocabularyTask):
 class GlmImageAdapter(ImageAdapter):
     """`GlmImageForConditionalGeneration`, alone or as the `vision_language_encoder` of `GlmImagePipeline`.
 
-    The picture never ends early: inside the grids only image codes are sampled.
+    The picture never ends early: inside the grids only image codes are sampled. So plain settings run our own loop too.
     """
 
     family = "glm_image"

@@ -49,7 +49,10 @@ def read_picture(path: Path) -> Image.Image:
 def upright(picture: Image.Image) -> Image.Image:
     """A picture in RGB, turned as its EXIF data says: cameras store photographs as they held them."""
     turn = TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))  # PIL's own writes all of the data anew
-    return (picture if turn is None else picture.transpose(turn)).convert("RGB")
+    shown = (picture if turn is None else picture.transpose(turn)).convert("RGB")
+    for told in ("exif", "xmp", "Raw profile type exif"):  # or whoever reads it turns the picture once more
+        shown.info.pop(told, None)
+    return shown
 
 
 def check_format(path: str | Path) -> None:

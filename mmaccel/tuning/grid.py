@@ -109,7 +109,7 @@ def _default(base: Method) -> tuple[str, Sequence[Any]]:
         shares = SHARES[name]
         if min(shares) <= value <= max(shares):
             return name, shares
-        return name, [round(value * part, 3) for part in (PARTS if value > max(shares) else MULTIPLES)]
+        return name, [float(f"{value * part:.3g}") for part in (PARTS if value > max(shares) else MULTIPLES)]
     if not isinstance(value, int | float):
         return name, (value, *WINDOWS)
     scaled = [value * factor for factor in MULTIPLES]

@@ -95,6 +95,8 @@ def _results(
         elif has_partials and isinstance(event, Partial):
             lasts = {"start": reached, "duration": max(event.time - reached, 0.0)}
             found.append(_result(event.stable + event.unstable, [], is_final=False, speech_final=False, **lasts))
+    if flushed and is_open:
+        found.append(_final("", [], reached, reached, ends=True, from_finalize=True))
     return found
 
 

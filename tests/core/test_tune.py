@@ -56,6 +56,8 @@ def test_the_main_setting_is_varied(wan, janus):
 def test_a_small_budget_of_its_own_is_among_the_values():
     model, _ = examples.llama()
     assert [method.budget for method in settings_of(model, SelectKV, None)] == [0.05, 0.1, 0.2, 0.4]
+    tiny = settings_of(model, SelectKV(budget=0.0008), None)
+    assert [method.budget for method in tiny] == [0.0004, 0.0008, 0.0016, 0.0032]
     assert [method.budget for method in settings_of(model, CompressKV, None)] == [0.2, 0.35, 0.5, 0.7]
 
 

@@ -301,6 +301,7 @@ def test_padding_is_seen_without_a_mask_too(family):
         masked = fast.generate(**call)
         del call["attention_mask"]
         assert torch.equal(fast.generate(**call), masked)
+        assert not torch.equal(fast.generate(**call, attention_mask=torch.ones_like(call["input_ids"])), masked)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -152,11 +152,11 @@ def test_columns_stand_for_those_near_them(monkeypatch, columns, measured):
 
 def test_all_is_measured_before_something_is_timed(monkeypatch):
     timings = Timings(monkeypatch, "turned")
-    module.measure_all()
+    module.measure()
     assert timings.measured == len(module.COLUMNS) * len(module.ROWS)
     x, weight = torch.randn(5, 576), torch.randn(1536, 576)
     module.skinny_linear(x, weight)
-    module.measure_all()
+    module.measure()
     assert timings.measured == len(module.COLUMNS) * len(module.ROWS)
 
 
@@ -198,6 +198,32 @@ def test_the_layers_of_a_module_and_without_a_trace(monkeypatch):
         assert torch.allclose(layers(x), expected, atol=1e-5) and calls == [3, 3]
         assert torch.allclose(layers(x[:1]), expected[:1], atol=1e-5) and calls == [3, 3, 1, 1]
     assert snapshot(layers) == before and torch.equal(layers(x), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ("in place", "wrapped"))
+def test_layers_of_a_compiled_part_are_left_to_it(monkeypatch, way):
+    """Else each call would compile it anew."""
+    forced(monkeypatch, "turned", calls := [])
+    part, x = network(), torch.randn(3, IN)
+    if way == "in place":
+        part.compile(backend="eager")
+    else:
+        part = torch.compile(part, backend="eager")
+    with ExitStack() as stack:
+        skinny_linears(stack, layers := nn.Sequential(part, nn.Linear(8, 8)))
+        layers(x)
+        assert not calls and not any("forward" in vars(each) for each in layers.modules() if type(each) is nn.Linear)
+
+
+def test_what_a_model_needs_is_measured_before_its_passes(monkeypatch):
+    timings = Timings(monkeypatch, "turned")
+    with ExitStack() as stack:
+        skinny_linears(stack, layers := network())
+        assert timings.measured == len(module.ROWS)
+        with torch.no_grad():
+            layers(torch.randn(5, IN))
+    assert timings.measured == len(module.ROWS)
 
 
 @torch.no_grad()

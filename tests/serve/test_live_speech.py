@@ -449,6 +449,9 @@ def test_a_pause_behind_a_cut_ends_the_turn_without_words_too(more):
     assert end["is_final"] and end["channel"]["alternatives"][0]["transcript"] == ""
     assert deepgram._results(cut[1:2], False, 17.0, False, False) == [], "a noise by itself ends nothing"
     assert deepgram._results(cut[1:2], False, 17.0, True, False)[0]["speech_final"]
+    (end,) = deepgram._results([], False, 17.0, True, flushed=True)
+    assert end["is_final"] and end["speech_final"] and end["from_finalize"]
+    assert deepgram._results([], False, 17.0, False, flushed=True) == []
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,10 @@ def test_what_a_mask_leaves_of_a_prompt():
         seen = told["attention_mask"] == (True if given.dtype == torch.bool else 0)
         assert torch.equal(seen[0, 0], mask[0, 0][[0, 2, 4]][:, [0, 2, 4]])
         assert torch.equal(seen[1, 0][:, 1:], mask[0, 0][[0, 1, 3]][:, [1, 3]]) and not seen[1, 0, :, 0].any()
+        later = columns.later_mask(torch.nn.functional.pad(given[:, :, -1:], (0, 1)), 1, 4)
+        seen = later == (True if given.dtype == torch.bool else 0)
+        assert torch.equal(seen[1, 0, 0, :3], torch.cat([torch.tensor([False]), mask[0, 0, -1, [1, 3]]]))
+        assert torch.equal(seen[0, 0, 0, :3], mask[0, 0, -1, [0, 2, 4]])
 
 
 @pytest.mark.parametrize("more", ({"encoder_repetition_penalty": 3.0}, {"encoder_no_repeat_ngram_size": 2}), ids=str)

@@ -45,10 +45,11 @@ class Columns:
     def later_mask(self, mask: torch.Tensor | None, tokens: int, held: int) -> torch.Tensor | None:
         """The mask `[B, 1, M, N]` of a later pass over so many `tokens`, in a layer whose cache has `held` keys."""
         if mask is not None:
-            repeats = len(mask) // len(self.real)  # of a cache whose rows have become several each
+            repeats = max(1, len(mask) // len(self.real))  # of a cache whose rows have become several each
             index, real = (x.to(mask.device).repeat_interleave(repeats, 0) for x in (self.index, self.real))
+            mask = mask.expand(len(index), -1, -1, -1)
             prompt = mask[..., : self.length].gather(-1, index[:, None, None].expand(-1, *mask.shape[1:3], -1))
-            return torch.cat([prompt & real[:, None, None], mask[..., self.length :]], -1)
+            return torch.cat([_without(prompt, ~real), mask[..., self.length :]], -1)
         if self.whole:
             return None
         new = held - self.real.shape[1] + tokens
@@ -62,8 +63,7 @@ class Columns:
         rows, width = index.shape[0], index.shape[2]
         mask = mask.expand(rows, -1, -1, -1).gather(2, index[..., None].expand(-1, -1, -1, mask.shape[3]))
         mask = mask.gather(3, index[:, :, None].expand(-1, -1, width, -1))
-        hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-        return mask.masked_fill(~real[:, :, None], hidden)
+        return _without(mask, ~real[:, 0])
 
     def _causal(self) -> torch.Tensor | None:
         """Causal mask of rows padded on the left, None where there is no padding."""
@@ -72,6 +72,12 @@ class Columns:
         width = self.real.shape[1]
         causal = torch.ones(width, width, dtype=torch.bool, device=self.real.device).tril()
         return (causal & self.real[:, None, :])[:, None]
+
+
+def _without(mask: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    """A mask `[B, 1, M, N]`, of truths or of what is added, in which no query sees the padding `[B, N]`."""
+    hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    return mask.masked_fill(padding[:, None, None], hidden)
 
 
 def taken(values: torch.Tensor, columns: torch.Tensor, dim: int) -> torch.Tensor:

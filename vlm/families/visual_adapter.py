@@ -182,9 +182,9 @@ class VisualAdapter(DecoderAdapter):
         if cache is not None and turn is None:
             remember(cache, self, None)  # until the call has ended well
         self.cuts = cuts = before or self._new_cuts(method, prompt, run, kwargs)
-        if cuts is not None:
-            cuts.begin_call()
-            run.watch = cuts.watch
+        run.watch = None if cuts is None else cuts.watch
+        if before is not None:
+            before.begin_call()
         if before is not None and prompt.total:
             run.warn("nothing new was dropped inside the language model: that happens in the first turn only")
         if prompt.kept < prompt.total:

@@ -273,7 +273,7 @@ def _upright(frame: Any) -> np.ndarray:
     picture: np.ndarray = frame.to_ndarray(format="rgb24")
     try:
         told = next((data for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
-    except ValueError:  # PyAV does not know all kinds of data yet, such as EXIF, and then tells the angle alone
+    except ValueError:  # PyAV does not know all kinds of data, such as EXIF, and then tells the angle without mirrors
         return np.ascontiguousarray(np.rot90(picture, round(frame.rotation / 90)))
     if told is None:
         return picture

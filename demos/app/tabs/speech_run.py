@@ -10,7 +10,7 @@ import torch
 
 from mmaccel import speech
 from mmaccel.files.user_cache import cache_folder
-from mmaccel.kernels.skinny_linear import measure_all
+from mmaccel.kernels.skinny_linear import measure
 from mmaccel.speech.bench.listeners import MeasuredRecognizer
 from mmaccel.speech.families.weights import names
 from mmaccel.speech.policies.policy import StreamingPolicy
@@ -127,7 +127,7 @@ def compared(run: Run, models: Models, samples: torch.Tensor, request: SpeechReq
     plain = recognizer(models, run, request, drafts=False)
     with run.stage("warm up"):  # the first call of a model in a process is slow
         plain.hear(samples[:RATE], plain.adapter.prompt())
-        measure_all()  # drafts bring passes of many lengths, each of which is measured at its first use on a machine
+        measure()  # drafts bring passes of many lengths, each of which is measured at its first use on a machine
         plain.decoding = 0.0  # type: ignore[attr-defined]
     with run.stage(PLAIN):
         *_, before = listen(run, plain, samples, request)

@@ -45,7 +45,8 @@ class AssistantCost:
     plain
         Of the passes of the model.
     rows
-        Texts of a batch, each with steps of its own.
+        Texts of a batch. A token that one of them gains is worth its share of a pass; a step that several take at once
+        costs each its share, too.
     """
 
     def __init__(self, plain: PassCost, rows: int = 1) -> None:

@@ -127,7 +127,7 @@ class EagleHead(nn.Module):
         tokens, hidden, places
             `[B, N]`, `[B, N, H]` of the tokens before, and their positions `[B, N]`.
         mask
-            `[1, 1, N, M]`, which of the places that the cache then holds are seen; None for all, of one token.
+            `[B, 1, N, M]`, which of the places that the cache then holds are seen; None for all, of one token a row.
         cache
             Gets the keys and values.
         """

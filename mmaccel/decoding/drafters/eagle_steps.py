@@ -107,7 +107,7 @@ class HeadSteps:
         if guesses:
             self._guess(guesses)
         states = torch.stack([state for step in steps for state in step.hidden])
-        found = iter(self._likely(states, steps[0].depth))
+        found = iter(self._likely(states, steps[0].depth))  # which only counts where there is one row
         for step in steps:
             step.likely = [next(found) for _ in step.hidden]
         self.cost.observe_step(self._now() - began, max(len(step.tokens) for step in steps), len(steps))
@@ -117,8 +117,9 @@ class HeadSteps:
         extra = self._cache.get_seq_length() - self._held.shape[1]
         if extra:
             self._cache.crop(-extra)
-        for begin in range(0, max(len(step.tokens) for step in steps), CHUNK):
-            parts = [(step, slice(begin, begin + CHUNK)) for step in steps if begin < len(step.tokens)]
+        chunk = max(1, CHUNK // self.rows)  # masks of all rows take no more memory than those of one
+        for begin in range(0, max(len(step.tokens) for step in steps), chunk):
+            parts = [(step, slice(begin, begin + chunk)) for step in steps if begin < len(step.tokens)]
             places = self._padded([(step, step.places[part]) for step, part in parts], -1)
             own = torch.eye(places.shape[1], dtype=torch.bool)[None] & (places < 0)[..., None]  # what is padding
             before = self._held.shape[1]
@@ -130,7 +131,7 @@ class HeadSteps:
             hidden = self._step(tokens, joined, places, seen)
             for step, _ in parts:
                 last = len(step.tokens) - 1 - begin
-                if last < CHUNK:
+                if last < chunk:
                     step.hidden, step.columns = [hidden[step.row, last]], [before + last]
 
     def _guess(self, steps: Sequence[HeadStep]) -> None:
