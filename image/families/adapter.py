@@ -13,7 +13,7 @@ import torch
 from mmaccel import private
 from mmaccel.adapter import Adapter
 from mmaccel.cache.argument import CACHE_NAMES
-from mmaccel.decoding.setting import mask_of
+from mmaccel.decoding.setting import mask_of, tokens_made
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import wrap_generate
 from mmaccel.session import Session
@@ -43,6 +43,7 @@ class ImageAdapter(Adapter):
     """A model whose `generate` writes image tokens."""
 
     modality = "image"
+    ends_early = False  # whether its own generate may end a picture before it is whole
 
     @property
     def model(self) -> Any:
@@ -111,9 +112,11 @@ class ImageAdapter(Adapter):
         _bring(self.model)
         task = self.begin({name: value for name, value in kwargs.items() if name not in UNSUPPORTED_ARGUMENTS})
         method.check_layout(task.layout)
+        length = task.layout.length
         if method.is_neutral(task.layout) and generator is None and self.keeps_grid(kwargs):
             result = original(**kwargs)
-            passes = task.layout.length
+            length = min(length, tokens_made(result, kwargs) // task.batch) if self.ends_early else length
+            passes = length
             if progress is not None:
                 progress(passes, passes)
             report.warnings.append("these settings are plain decoding: the model's own generate was called")
@@ -126,9 +129,9 @@ class ImageAdapter(Adapter):
             passes = decoder.stats.forwards
             report.peak_extra_bytes = decoder.cache.nbytes() + decoder.extra_bytes
             report.details.update(stats=decoder.stats.to_dict())
-        report.forwards, report.plain_forwards = passes, task.layout.length
-        report.tokens = task.layout.length * task.batch
-        report.engaged = passes < task.layout.length
+        report.forwards, report.plain_forwards = passes, length
+        report.tokens = length * task.batch
+        report.engaged = passes < length
         return result
 
 

@@ -75,11 +75,13 @@ class GlmImageTask(VocabularyTask):
 class GlmImageAdapter(ImageAdapter):
     """`GlmImageForConditionalGeneration`, alone or as the `vision_language_encoder` of `GlmImagePipeline`.
 
-    The picture never ends early: inside the grids only image codes are sampled. So plain settings run our own loop too.
+    The picture never ends early: inside the grids only image codes are sampled. Its own generate, which plain settings
+    call, may draw the end anywhere.
     """
 
     family = "glm_image"
     classes = ("GlmImageForConditionalGeneration", "GlmImagePipeline")
+    ends_early = True
     beside = frozenset({"video"})  # the diffusion that draws by its codes
 
     def __init__(self, target: Any) -> None:
@@ -94,7 +96,7 @@ class GlmImageAdapter(ImageAdapter):
         return kwargs.get("image_grid_thw") is not None
 
     def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
-        return False  # it may draw the end of a picture anywhere
+        return not self.plain_arguments(kwargs)
 
     def plain_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         ids = prompt_tokens(dict(kwargs))
