@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
+from itertools import groupby
 from typing import Any
 
 from ..version import versions
+
+LINEAR = re.compile(r"linear layers of (\d+) rows, (\d+) columns")
 
 
 def add_parser(commands: Any) -> None:
@@ -25,12 +29,28 @@ def run_env(arguments: argparse.Namespace) -> None:
     for name, value in {**versions(), **machine()}.items():
         print(f"{name:<14}{value}")
     for place, choices in kept_choices.here().items():
-        for name, choice in choices.items():
-            print(f"{'kernels':<14}{name}: {_said(choice)} ({place})")
+        for name, said in _grouped(choices).items():
+            print(f"{'kernels':<14}{name}: {said} ({place})")
+
+
+def _grouped(choices: dict[str, Any]) -> dict[str, str]:
+    """Choices in words, those for linear layers of equal columns together."""
+    found, linear = dict[str, str](), dict[int, dict[int, str]]()
+    for name, choice in choices.items():
+        if match := LINEAR.fullmatch(name):
+            rows, columns = map(int, match.groups())
+            linear.setdefault(columns, {})[rows] = _said(choice)
+        else:
+            found[name] = _said(choice)
+    for columns, ways in sorted(linear.items()):
+        runs = [(way, list(group)) for way, group in groupby(sorted(ways), key=ways.__getitem__)]
+        told = [f"{way} for {rows[0]}" + (f" to {rows[-1]}" if len(rows) > 1 else "") for way, rows in runs]
+        found[f"linear layers of {columns} columns"] = ", ".join(told) + " rows"
+    return found
 
 
 def _said(choice: Any) -> str:
     """A choice in words: a way of computing, or a break-even density for each measured length."""
     if isinstance(choice, dict):
-        return "not measured yet, the machine was busy"
+        return "not measured yet (the machine was busy)"
     return ", ".join(map(str, choice)) if isinstance(choice, list) else str(choice)

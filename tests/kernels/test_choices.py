@@ -197,6 +197,8 @@ def test_env_shows_and_forgets(capsys, monkeypatch):
     kept_choices.keep(kept_choices.place(3), "decoding", "packed")
     kept_choices.keep(kept_choices.place(3), "break-even", [0.5, 0.75])
     kept_choices.keep(kept_choices.place(3), "drafts", {"tried": 2})
+    for rows, way in ((1, "turned"), (12, "onednn"), (2, "turned"), (8, {"tried": 1}), (3, "turned")):
+        kept_choices.keep(kept_choices.place(3), f"linear layers of {rows} rows, 576 columns", way)
     kept_choices.keep("Another Maker 9000, 3 threads, torch 1.0", "decoding", "split")
     assert main(["env"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels")]
@@ -204,7 +206,9 @@ def test_env_shows_and_forgets(capsys, monkeypatch):
     assert [line.split(None, 1)[1] for line in lines] == [
         f"decoding: packed ({place})",
         f"break-even: 0.5, 0.75 ({place})",
-        f"drafts: not measured yet, the machine was busy ({place})",
+        f"drafts: not measured yet (the machine was busy) ({place})",
+        "linear layers of 576 columns: turned for 1 to 3, not measured yet (the machine was busy) for 8,"
+        f" onednn for 12 rows ({place})",
     ]
     assert main(["env", "--forget"]) == 0 and main(["env", "--forget"]) == 0, "nothing to forget is no error"
     assert "packed" not in capsys.readouterr().out and kept_choices.read() == {}

@@ -433,7 +433,7 @@ def test_env_forgets_before_it_tells(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "choices.json")
     kept_choices.keep(kept_choices.place(1), "products", {"busy": 1})
     assert cli.main(["env"]) == 0
-    assert "products: not measured yet, the machine was busy" in capsys.readouterr().out
+    assert "products: not measured yet (the machine was busy)" in capsys.readouterr().out
     assert cli.main(["env", "--forget"]) == 0 and "products" not in capsys.readouterr().out
     assert cli.main(["env"]) == 0 and "products" not in capsys.readouterr().out
     for accelerator in ("none", "H100"):
