@@ -24,6 +24,7 @@ from mmaccel.vlm.bench.text_tasks import CHAT, Task, tasks
 
 HEAD = "smollm2-eagle"
 HALF = (Mode("greedy, bfloat16"), Mode("greedy, batch of 4, bfloat16", 4))
+ALL = (*MODES, *HALF)  # those in bfloat16 last, as the model does not come back from it
 KINDS = ("free chat", "question on a text", "summary", "code")
 MORE = (  # as many questions again
     "Which three things should I pack for a day at the beach with two small children?",
@@ -52,7 +53,7 @@ def asked(count: int) -> list[Task]:
 def measured(count: int, modes: list[str]) -> Any:
     """A row for each entry and mode."""
     model, tokenizer = load()
-    for mode in (each for each in (*MODES, *HALF) if each.name in modes):
+    for mode in (each for each in ALL if each.name in modes):
         if mode in HALF:
             model.to(torch.bfloat16)
         found = asked(count)
@@ -86,7 +87,7 @@ def _same(rows: list[dict[str, Any]]) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = pages.output_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=len(CHAT), help="of each kind")
-    names = [mode.name for mode in (*MODES, *HALF)]
+    names = [mode.name for mode in ALL]
     parser.add_argument("--modes", nargs="+", choices=names, default=names, help="how texts are written (default all)")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(argv)

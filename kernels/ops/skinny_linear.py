@@ -102,9 +102,9 @@ def _nearest(columns: int) -> int:
 @functools.cache
 def way(rows: int, columns: int, threads: int) -> str:
     """Name of the fastest way for so many rows and columns; `threads` is part of what it holds for."""
-    measure = functools.partial(_measured, rows, columns)
     name = f"linear layers of {rows} rows, {columns} columns"
-    found = kept_or_measured(name, measure, lambda kept: isinstance(kept, str) and kept in WAYS)
+    measured = functools.partial(_measured, rows, columns)
+    found = kept_or_measured(name, measured, lambda kept: isinstance(kept, str) and kept in WAYS)
     return "plain" if found is None else str(found)
 
 
