@@ -292,9 +292,13 @@ def test_one_step_after_another_call_of_one_is_no_part_of_a_picture():
 
 def test_parts_of_a_wide_picture_are_no_steps():
     absent = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
+    below = {
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    }  # attention where a part of 64 x 64 is smaller
     pipe = diffusers.StableDiffusionPanoramaPipeline(
         **dict.fromkeys(absent),
-        unet=untrained(lambda: diffusers.UNet2DConditionModel(**UNET), 0),
+        unet=untrained(lambda: diffusers.UNet2DConditionModel(**{**UNET, **below}), 0),
         scheduler=diffusers.DDIMScheduler(clip_sample=False, steps_offset=1),
         requires_safety_checker=False,
     )
