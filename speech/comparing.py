@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
-from mmaccel.packed_linear import has_twin
+from mmaccel.linears.packed import has_twin
 from mmaccel.report import Report
 from mmaccel.session import Session
 

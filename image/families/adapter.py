@@ -15,9 +15,9 @@ from mmaccel.adapter import Adapter
 from mmaccel.cache.argument import CACHE_NAMES
 from mmaccel.decoding.setting import mask_of, tokens_made
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.linears.skinny import skinny_linears
 from mmaccel.patching import wrap_generate
 from mmaccel.session import Session
-from mmaccel.skinny_linears import skinny_linears
 
 from ..decoding.layout import Layout
 from ..decoding.task import ImageTask

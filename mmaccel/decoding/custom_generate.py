@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.errors import SettingError
+from mmaccel.linears.skinny import skinny_linears
 from mmaccel.locks import lock_of
 from mmaccel.plan import plan
 from mmaccel.report import Report
-from mmaccel.skinny_linears import skinny_linears
 
 from .generation import Call, DraftedRun, decode, fill
 from .row_drafters import TextDrafter
@@ -26,7 +26,7 @@ class CustomGenerate:
     """The drafts of a method for `generate` of an untouched model; made by `DraftMethod.custom_generate`.
 
     What is learned is kept from one call to the next, for one model, whose passes of a few tokens go through
-    :func:`~mmaccel.skinny_linears.skinny_linears` while it is called. Calls of several threads wait for their turn.
+    :func:`~mmaccel.linears.skinny.skinny_linears` while it is called. Calls of several threads wait for their turn.
     transformers hands no streamer to a `custom_generate`: with one, use a session.
 
     Parameters

@@ -19,10 +19,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from mmaccel import private
 from mmaccel.cache.argument import cache_of, cached
+from mmaccel.linears.skinny import skinny_linears
 from mmaccel.patching import wrap_generate
 from mmaccel.report import Report
 from mmaccel.session import Session
-from mmaccel.skinny_linears import skinny_linears
 
 from .dice import DEVICES, Dice
 from .generated_texts import GeneratedTexts
@@ -136,7 +136,7 @@ class DraftedRun:
 def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
     """Let `generate` of the session's target verify the drafts of a method until the stack is closed.
 
-    Passes of a few tokens go through :func:`~mmaccel.skinny_linears.skinny_linears`.
+    Passes of a few tokens go through :func:`~mmaccel.linears.skinny.skinny_linears`.
     """
     model = session.target
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import private
-from .patching import Wrapped
+from mmaccel import private
+from mmaccel.patching import Wrapped
 
 
 class Prepared:

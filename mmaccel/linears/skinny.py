@@ -10,10 +10,11 @@ from contextlib import ExitStack
 import torch
 from torch import nn
 
-from . import private
-from .kernels.skinny_linear import measure, skinny_linear, suits
-from .packed_linear import twin_of, with_linears
-from .patching import wrap_forward
+from mmaccel import private
+from mmaccel.kernels.skinny_linear import measure, skinny_linear, suits
+from mmaccel.patching import wrap_forward
+
+from .packed import twin_of, with_linears
 
 _LOCK = threading.Lock()
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmaccel.packed_linear import PackedMatrix, Prepared
+from mmaccel.linears.packed import PackedMatrix, Prepared
 
 # Weights from which on a convolution is a product with a packed matrix: for the few frames of a block, oneDNN's
 # convolution would rearrange them at each call.

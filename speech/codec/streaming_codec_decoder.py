@@ -15,8 +15,8 @@ from transformers import DynamicCache
 from mmaccel.cache.argument import cached
 from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
+from mmaccel.linears.packed import with_packed_linears
 from mmaccel.method import is_count, is_whole
-from mmaccel.packed_linear import with_packed_linears
 
 from ..families.private import mimi_decoder_parts
 from .blockwise_convolution import BlockwiseConvolution

@@ -9,9 +9,9 @@ import torch
 
 from mmaccel.adapter import adapters
 from mmaccel.errors import SettingError, UnsupportedTargetError
-from mmaccel.packed_linear import has_twin, with_packed_linears
+from mmaccel.linears.packed import has_twin, with_packed_linears
+from mmaccel.linears.skinny import with_skinny_linears
 from mmaccel.session import Session
-from mmaccel.skinny_linears import with_skinny_linears
 
 from .adapter import SpeechAdapter
 from .rows import REFUSED

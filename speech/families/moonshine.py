@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.adapter import register_adapter
-from mmaccel.packed_linear import has_twin
+from mmaccel.linears.packed import has_twin
 
 from ..decoding.growing_convolutions import GrowingConvolutions
 from ..decoding.packed import can_pack, packed_attention

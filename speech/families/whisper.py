@@ -12,8 +12,8 @@ import torch
 
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import SettingError, shown, unknown_name
+from mmaccel.linears.packed import has_twin
 from mmaccel.method import is_count
-from mmaccel.packed_linear import has_twin
 
 from .adapter import AUTO, Encoded, language_code
 from .encoder_decoder import EncoderDecoderAdapter

@@ -5,10 +5,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from mmaccel import packed_linear, private
-from mmaccel.packed_linear import PackedLinear, PackedMatrix, with_packed_linears
+from mmaccel import private
+from mmaccel.linears.packed import PackedLinear, PackedMatrix, with_packed_linears
+from mmaccel.linears.skinny import SkinnyLinear
 from mmaccel.patching import attention_layers, intercept_attention
-from mmaccel.skinny_linears import SkinnyLinear
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import examples
 
@@ -107,9 +107,9 @@ def test_a_matrix_is_made_once_in_other_types_too():
 @torch.no_grad()
 def test_a_packed_weight_is_packed_once_until_it_changes(monkeypatch):
     packed = []
-    monkeypatch.setattr(packed_linear.private, "can_pack", lambda tensor: tensor.dtype == torch.float32)
-    monkeypatch.setattr(packed_linear.private, "pack_weight", lambda matrix: packed.append(1) or matrix)
-    monkeypatch.setattr(packed_linear.private, "onednn_linear", torch.nn.functional.linear)
+    monkeypatch.setattr(private, "can_pack", lambda tensor: tensor.dtype == torch.float32)
+    monkeypatch.setattr(private, "pack_weight", lambda matrix: packed.append(1) or matrix)
+    monkeypatch.setattr(private, "onednn_linear", torch.nn.functional.linear)
     linear, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
     matrix = PackedMatrix(linear)
     assert len(packed) == 1, "before the first product, which is timed"

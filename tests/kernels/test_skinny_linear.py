@@ -17,7 +17,7 @@ from mmaccel.files import kept_choices
 from mmaccel.kernels import choosing
 from mmaccel.kernels import skinny_linear as function
 from mmaccel.kernels.timing import Timing
-from mmaccel.skinny_linears import SkinnyLinear, skinny_linears, with_skinny_linears
+from mmaccel.linears.skinny import SkinnyLinear, skinny_linears, with_skinny_linears
 from mmaccel.testing.snapshot import snapshot
 
 module = importlib.import_module("mmaccel.kernels.skinny_linear")

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import private, skinny_linears
+from mmaccel import private
 from mmaccel.decoding import Draft, Verdict, match
 from mmaccel.decoding.drafters.sources import Successors
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.linears import skinny
 from mmaccel.vlm import FusedDraft, SuffixDecoding, TextDraft, TokenRecycling, examples, visual_examples
 
 NEW = 30
@@ -48,8 +49,8 @@ def test_plain_transformers_takes_them(llama, method, batch):
 def test_passes_of_a_few_tokens_are_skinny_products(monkeypatch):
     """While it is called, and with the plain loop's own layers afterwards."""
     model, rows = examples.llama(hidden_size=384, intermediate_size=512)[0], []
-    compute = skinny_linears.skinny_linear
-    monkeypatch.setattr(skinny_linears, "skinny_linear", lambda x, *more: rows.append(x.shape[1]) or compute(x, *more))
+    compute = skinny.skinny_linear
+    monkeypatch.setattr(skinny, "skinny_linear", lambda x, *more: rows.append(x.shape[1]) or compute(x, *more))
     plain, drafts = model.generate(**call()), FusedDraft(always=True).custom_generate()
     assert not rows and torch.equal(model.generate(**call(), custom_generate=drafts), plain)
     assert min(rows) == 1 and any(1 < count < 20 for count in rows)
