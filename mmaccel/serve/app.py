@@ -95,6 +95,7 @@ class Server:
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
                 Route(endpoint.path, self._answer, methods=["POST"]),
                 *self.promises.routes(),
                 *Sockets(endpoint, self.key, self.metrics, most, idle).routes(),
@@ -117,8 +118,19 @@ class Server:
 
     async def _models(self, request: HttpRequest) -> Response:
         self.key.check(request)
-        model = {"id": self.endpoint.name, "object": "model", "created": self.began, "owned_by": "mmaccel"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _model(self, request: HttpRequest) -> Response:
+        self.key.check(request)
+        self._check(request.path_params["name"])
+        return JSONResponse(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        return {"id": self.endpoint.name, "object": "model", "created": self.began, "owned_by": "mmaccel"}
+
+    def _check(self, model: Any) -> None:
+        if model != self.endpoint.name:
+            raise Refused(404, f"unknown model {shown(model)}: this server has {self.endpoint.name!r}")
 
     async def _answer(self, http: HttpRequest) -> Response:
         status: int | None = 500
@@ -181,9 +193,8 @@ class Server:
             body = await fields_of(bytes(held), request.headers.get("content-type", ""))
         else:
             body = _json(held)
-        model = body.pop("model", None)
-        if model not in (None, self.endpoint.name):
-            raise Refused(404, f"unknown model {shown(model)}: this server has {self.endpoint.name!r}")
+        if (model := body.pop("model", None)) is not None:
+            self._check(model)
         return body
 
 

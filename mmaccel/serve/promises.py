@@ -17,6 +17,7 @@ from .endpoint import Answer, Endpoint, Refused, Request, message_of
 from .keys import Key
 
 KEPT, SECONDS = 64, 3600  # answers that are kept, and for how long after they are there
+PAGE, LARGEST = 20, 100  # promises of a list, by default and at most
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Promises:
             return []
         one = f"{self.endpoint.path}/{{number}}"
         return [
+            Route(self.endpoint.path, self._listed, methods=["GET"]),
             Route(one, self._told, methods=["GET"]),
             Route(one, self._deleted, methods=["DELETE"]),
             Route(f"{one}/content", self._content, methods=["GET"]),
@@ -109,6 +111,23 @@ class Promises:
         if number not in self.kept:
             raise Refused(404, f"there is no {self.endpoint.later} {shown(number)}: it may be too old, or deleted")
         return self.kept[number]
+
+    async def _listed(self, http: HttpRequest) -> Response:
+        """The promises, the newest first unless `order=asc`, page by page."""
+        self.key.check(http)
+        asked = http.query_params
+        order, limit, after = asked.get("order", "desc"), asked.get("limit", str(PAGE)), asked.get("after")
+        if order not in ("asc", "desc"):
+            raise Refused(400, f"order={shown(order)}: say 'asc' or 'desc'")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= LARGEST):
+            raise Refused(400, f"limit={shown(limit)}: say a number from 1 to {LARGEST}")
+        if after not in (None, *self.kept):
+            raise Refused(404, f"there is no {self.endpoint.later} {shown(after)}: it may be too old, or deleted")
+        numbers = list(self.kept) if order == "asc" else list(self.kept)[::-1]
+        rest = numbers[0 if after is None else numbers.index(after) + 1 :]
+        page = [self._json(self.kept[number]) for number in rest[: int(limit)]]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+        return JSONResponse({"object": "list", "data": page, **ends, "has_more": len(rest) > len(page)})
 
     async def _told(self, http: HttpRequest) -> Response:
         return JSONResponse(self._json(self._found(http)))

@@ -9,6 +9,7 @@ import time
 import weakref
 
 import httpx
+import openai
 import pytest
 from listening import client, listening
 
@@ -357,13 +358,16 @@ def test_a_slow_upload_is_not_waited_for_nor_one_that_will_be_too_large(slow, si
 
 def test_the_key_is_asked_for(slow):
     with listening(slow, key="right") as (_, address):
-        for path in ("/v1/models", "/metrics"):
+        for path in ("/v1/models", "/v1/models/slow", "/metrics"):
             assert httpx.get(f"{address}{path}").status_code == 401
         wrong = post(address, {"text": "a"}, headers={"Authorization": "Bearer wröng".encode()})
         assert wrong.status_code == 401 and "API key" in wrong.json()["error"]["message"]
         slow.may.release()
         assert post(address, {"text": "a"}, headers={"Authorization": "Bearer right"}).status_code == 200
-        assert [model.id for model in client(address, "right").models.list()] == ["slow"]
+        models = client(address, "right").models
+        assert [model.id for model in models.list()] == ["slow"] and models.retrieve("slow").id == "slow"
+        with pytest.raises(openai.NotFoundError, match="this server has 'slow'"):
+            models.retrieve("fast/er")
         assert httpx.get(f"{address}/health").status_code == 200
 
 

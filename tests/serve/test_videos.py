@@ -167,6 +167,7 @@ def test_promises_need_the_key_and_old_ones_are_forgotten(served, monkeypatch):
     server, address = served
     kept = server.promises.kept
     number = next(iter(kept))
+    assert httpx.get(f"{address}/v1/videos").status_code == 401
     assert httpx.get(f"{address}/v1/videos/{number}").status_code == 401
     assert httpx.get(f"{address}/v1/videos/{number}/content").status_code == 401
     assert httpx.delete(f"{address}/v1/videos/{number}").status_code == 401
@@ -195,7 +196,19 @@ def test_only_so_many_are_kept(served, monkeypatch, ask):
     monkeypatch.setattr("mmaccel.serve.promises.KEPT", 2)
     small = {"steps": 1, "frames": 1}
     made = [ended(ask, ask.create(prompt=PROMPT, size="32x32", extra_body=small)) for _ in range(4)]
-    assert list(server.promises.kept) == [video.id for video in made[2:]]
+    kept = [video.id for video in made[2:]]
+    assert list(server.promises.kept) == kept
+    assert [video.id for video in ask.list(limit=1)] == kept[::-1], "page by page, the newest first"
+    assert [video.id for video in ask.list(order="asc").data] == kept
+    assert [video.id for video in ask.list(after=kept[1]).data] == kept[:1]
+
+
+@pytest.mark.parametrize("given", ({"order": "up"}, {"limit": 0}, {"limit": "all"}, {"limit": 101}, {"after": "none"}))
+def test_lists_that_cannot_be_made_are_refused(ask, given):
+    with pytest.raises(openai.APIStatusError) as error:
+        ask.list(**given)
+    (value,) = given.values()
+    assert str(value) in error.value.body["message"] and error.value.status_code in (400, 404)
 
 
 @pytest.mark.parametrize(
