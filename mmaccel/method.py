@@ -126,6 +126,11 @@ class Method(Generic[S]):
         """Whether this instance keeps the target's output: equal tokens, or the same distribution."""
         return self.lossless
 
+    @property
+    def uses_files(self) -> bool:
+        """Whether this instance keeps or loads files beside the model's, of which strangers must not say where."""
+        return False
+
     def held(self) -> tuple[Held, ...]:
         """What a session comes to hold for it beside the model and its cache, before any run."""
         return ()

@@ -103,6 +103,11 @@ class StoredContext(Method[Session]):
         self._require(is_count(self.least), "least", "a whole number of at least 1")
 
     @property
+    def uses_files(self) -> bool:
+        """Always: the contexts are kept in files."""
+        return True
+
+    @property
     def path(self) -> Path:
         """The folder."""
         return cache_folder() / "contexts" if self.folder is None else Path(self.folder).expanduser()

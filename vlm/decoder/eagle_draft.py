@@ -82,6 +82,11 @@ class EagleDraft(FusedDraft):
         super().__post_init__()
         self._require(isinstance(self.head, str), "head", "a folder or a repository of the Hub")
 
+    @property
+    def uses_files(self) -> bool:
+        """Whether there is a head."""
+        return bool(self.head)
+
     def held(self) -> tuple[Held, ...]:
         """What :class:`FusedDraft` learns, and the head."""
         head = Held("the head, and for each row of a batch the keys and values of its layer")

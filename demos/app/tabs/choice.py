@@ -68,7 +68,6 @@ class Choice:
 def _own_method(text: str) -> Method:
     """A method as a visitor typed it; none with files of its own, kept or loaded, which lie outside all limits."""
     method: Method = parse_method(text)
-    settings = method.settings()
-    if "folder" in settings or settings.get("head"):  # a head is a folder of this machine, or comes from the Hub
+    if method.uses_files:
         raise SettingError(f"{method.name} keeps files on the machine of this page: choose another method")
     return method
