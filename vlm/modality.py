@@ -40,6 +40,7 @@ class Vlm(Modality):
     tab = "mmaccel.demos.app.tabs.question_tab"
     tab_title = "Video chat"
     serving = "mmaccel.vlm.serving"
+    families_section = "mmaccel.demos.families.visual_section"
 
     def recognizes(self, model: str) -> bool:
         return super().recognizes(model) or model == READER
