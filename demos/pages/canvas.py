@@ -11,7 +11,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import canvas, zoo
-from mmaccel.canvas.command import ONE_BY_ONE
+from mmaccel.canvas.arguments import ONE_BY_ONE
 from mmaccel.canvas.method import MASKS, CommitRule
 from mmaccel.canvas.outlooks.outlook import Outlook
 from mmaccel.canvas.verifiers.free_dave import FreeDave

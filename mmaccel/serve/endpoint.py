@@ -145,10 +145,8 @@ class Endpoint(ABC, Generic[R]):
         return
 
     def worker(self, metrics: Metrics, waiting: int, batch: int) -> Any:
-        """What requests are submitted to, as :class:`mmaccel.serve.worker.Worker` has it."""
-        from .worker import Worker
-
-        return Worker(self, metrics, waiting, batch)
+        """What requests are submitted to instead of a :class:`mmaccel.serve.worker.Worker`; None (default) for one."""
+        return None
 
     def described(self, request: R) -> dict[str, Any]:
         """What a promise says of a request."""

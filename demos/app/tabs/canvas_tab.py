@@ -12,7 +12,7 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.canvas.command import ONE_BY_ONE, QUESTION
+from mmaccel.canvas.arguments import ONE_BY_ONE, QUESTION
 from mmaccel.canvas.method import MASKS
 
 from ..frame import Frame
