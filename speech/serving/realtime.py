@@ -27,7 +27,7 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
     """Take samples, and answer with their words as they become stable."""
     Fields(line.query).only("model", None, name)
     await line.open()
-    conversation = Conversation(recognizer, name)
+    conversation = RealtimeConversation(recognizer, name)
     await line.give(conversation.event("session.created", session=conversation.session))
     while True:
         message = await line.take()
@@ -40,7 +40,7 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
             await line.give(event)
 
 
-class Conversation:
+class RealtimeConversation:
     """One client's messages, and what is answered to each.
 
     A text that was promised is sent in deltas; the text of the end may correct it.
