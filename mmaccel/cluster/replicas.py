@@ -25,7 +25,7 @@ from ..serve.metrics import Metrics
 from ..serve.worker import Worker
 from .connection import connected, count_of, ended_early, lost, needs_of, work_in
 from .forwarding import RemoteEndpoint
-from .streams import FarLine, Inboxes
+from .streams import FarConnection, Inboxes
 from .streams import Said as Heard
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Replica:
         if self.refusal:
             yield "error", (503, self.refusal)
             return
-        async for said in FarLine(query, stream, inboxes).talked(self.endpoint.sockets()[path]):
+        async for said in FarConnection(query, stream, inboxes).talked(self.endpoint.sockets()[path]):
             yield said
 
     def _figures(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from ..uploads.limits import UploadLimits
 
 if TYPE_CHECKING:
     from .metrics import Metrics
-    from .sockets import Line
+    from .sockets import Connection
 
 Answer = dict[str, Any] | str | bytes  # JSON, a text as it is, or a file
 LARGEST_SEED = 2**63 - 1
@@ -152,7 +152,7 @@ class Endpoint(ABC, Generic[R]):
         """What a promise says of a request."""
         return {}
 
-    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+    def sockets(self) -> Mapping[str, Callable[[Connection], Awaitable[None]]]:
         """What talks over a websocket, by path; by default nothing does."""
         return {}
 

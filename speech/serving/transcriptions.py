@@ -15,7 +15,7 @@ import torch
 from mmaccel.errors import SettingError, shown
 from mmaccel.serve.endpoint import FILES, Answer, Endpoint, Fields, Left, Request
 from mmaccel.serve.forms import Upload
-from mmaccel.serve.sockets import Line
+from mmaccel.serve.sockets import Connection
 
 from ..audio.endpoint import RATE
 from ..audio.uploaded_audio import read_recording
@@ -119,11 +119,11 @@ class TranscriptionEndpoint(Endpoint[TranscriptionRequest]):
         request.said.append(text)
         return {"type": "transcript.text.delta", "delta": text}
 
-    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+    def sockets(self) -> Mapping[str, Callable[[Connection], Awaitable[None]]]:
         return {
-            "/v1/realtime": lambda line: realtime.talk(line, self.opened, self.name),
-            "/v1/listen": lambda line: deepgram.talk(line, self.opened, self.name),
-            "/v2/listen": lambda line: flux.talk(line, self.opened, self.name),
+            "/v1/realtime": lambda connection: realtime.talk(connection, self.opened, self.name),
+            "/v1/listen": lambda connection: deepgram.talk(connection, self.opened, self.name),
+            "/v2/listen": lambda connection: flux.talk(connection, self.opened, self.name),
         }
 
     def pages(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from mmaccel import speech
 from mmaccel.serve.app import ServerLimits
-from mmaccel.serve.sockets import Line
+from mmaccel.serve.sockets import Connection
 from mmaccel.speech.serving import deepgram, flux, realtime, transcriptions
 
 DONE = "conversation.item.input_audio_transcription.completed"
@@ -252,7 +252,7 @@ def test_a_socket_that_the_server_closed_is_one_that_was_left():
             raise RuntimeError("Unexpected ASGI message 'websocket.send', after sending 'websocket.close'.")
 
     with pytest.raises(WebSocketDisconnect):
-        asyncio.run(Line(Closed(), 1.0).give({}))
+        asyncio.run(Connection(Closed(), 1.0).give({}))
 
 
 def test_what_is_flushed_on_the_way_keeps_its_times(address, listener, samples):
