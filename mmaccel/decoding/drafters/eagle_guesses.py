@@ -22,7 +22,7 @@ EXPECTED: dict[Hashable, float] = {
 
 
 @dataclass(frozen=True)
-class Node:
+class ReadPath:
     """A path that follows the text, as far as the head has read it.
 
     Attributes
@@ -72,7 +72,7 @@ class EagleGuesses(CostlySource):
 
     def _forget(self) -> None:
         """The text goes on: what was guessed of it is of no more use."""
-        self._nodes: dict[Path, Node] = {}
+        self._nodes: dict[Path, ReadPath] = {}
         self._guess: int | None = None  # for the next token
 
     def root(self) -> State:
@@ -124,7 +124,7 @@ class EagleGuesses(CostlySource):
         shares = dict(before.likely)
         for token, hidden, likely, column in zip(group, step.hidden, step.likely, step.columns, strict=True):
             columns = (*before.columns, column)
-            self._nodes[*path[:-1], token] = Node(hidden, likely, columns, before.share * shares[token])
+            self._nodes[*path[:-1], token] = ReadPath(hidden, likely, columns, before.share * shares[token])
 
     def _read(self) -> Waiting[int]:
         """Read what the model read of the text; how many tokens that was."""
@@ -133,5 +133,5 @@ class EagleGuesses(CostlySource):
         step = HeadStep(self.steps, self.row, self._text[-count:], len(self._text) - 1 - count, states)
         yield step
         self._unread = []
-        self._nodes[()] = Node(step.hidden[0], step.likely[0], (), 1.0)
+        self._nodes[()] = ReadPath(step.hidden[0], step.likely[0], (), 1.0)
         return count
