@@ -33,7 +33,7 @@ MOST = 8  # classes of a family in one cell
 
 
 @dataclass(frozen=True)
-class FamilyRow:
+class FamilyPlans:
     """One family: the classes that users load, and what plans said of each method."""
 
     title: str
@@ -48,7 +48,7 @@ def family_page() -> str:
 
 
 @cache
-def family_rows(modality: str) -> tuple[FamilyRow, ...]:
+def family_rows(modality: str) -> tuple[FamilyPlans, ...]:
     """The families of a modality with what works on them."""
     return tuple(_asked(title, target, modality) for title, target in _models(modality))
 
@@ -62,7 +62,7 @@ def _models(modality: str) -> Iterator[tuple[str, Any]]:
     yield from targets.items()
 
 
-def _asked(title: str, target: Any, modality: str) -> FamilyRow:
+def _asked(title: str, target: Any, modality: str) -> FamilyPlans:
     adapter, refused = find_adapter(target), {}
     for name, method in methods().items():
         if name.split(".")[0] == modality:
@@ -70,7 +70,7 @@ def _asked(title: str, target: Any, modality: str) -> FamilyRow:
                 mmaccel.plan(target, method())
             except MmaccelError as error:
                 refused[name] = str(error)
-    return FamilyRow(title, adapter.family, adapter.classes, refused)
+    return FamilyPlans(title, adapter.family, adapter.classes, refused)
 
 
 def _section(modality: Modality) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _planned(modality: Modality) -> Iterator[str]:
         yield note({told: reason for reason, told in reasons.items()})
 
 
-def _reasons(rows: tuple[FamilyRow, ...]) -> dict[str, str]:
+def _reasons(rows: tuple[FamilyPlans, ...]) -> dict[str, str]:
     """Families and methods by reason, but for methods that are of other families by what they say of themselves."""
     found: dict[str, dict[str, set[str]]] = {}
     for row in rows:
@@ -109,7 +109,7 @@ def _reasons(rows: tuple[FamilyRow, ...]) -> dict[str, str]:
     }
 
 
-def _line(row: FamilyRow, names: list[str], shared: list[str]) -> list[str]:
+def _line(row: FamilyPlans, names: list[str], shared: list[str]) -> list[str]:
     found = presets.presets_of(names[0].split(".")[0], row.family)
     classes = ", ".join(f"`{name}`" for name in row.classes)
     if len(row.classes) > MOST:
@@ -117,7 +117,7 @@ def _line(row: FamilyRow, names: list[str], shared: list[str]) -> list[str]:
     return [row.title, classes, _told(row, names, shared), ", ".join(found) or "none"]
 
 
-def _told(row: FamilyRow, names: list[str], shared: list[str]) -> str:
+def _told(row: FamilyPlans, names: list[str], shared: list[str]) -> str:
     """All that several families have, all of these but a few, or the few that there are."""
     works = [name for name in names if name not in row.refused]
     lacking = [name for name in shared if name in row.refused]
