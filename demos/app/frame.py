@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from .limits import Limits
-from .looks.race import ACCELERATED, Race, notice
+from .looks.board import ACCELERATED, Race, notice
 from .models import Models
 from .runs import Runs, Stopped, log, readable
 

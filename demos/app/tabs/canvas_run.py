@@ -17,7 +17,7 @@ from mmaccel.errors import PromptError, UnsupportedTargetError
 from mmaccel.report import Report
 from mmaccel.session import accelerate
 
-from ..looks.race import ACCELERATED, PLAIN
+from ..looks.board import ACCELERATED, PLAIN
 from ..models import Models
 from ..runs import Run
 from .choice import Choice

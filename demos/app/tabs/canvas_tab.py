@@ -18,8 +18,8 @@ from mmaccel.canvas.method import MASKS
 from ..frame import Frame
 from ..limits import Limits, number
 from ..looks import panels
+from ..looks.board import embedded
 from ..looks.gallery import SIDE, Card, gallery
-from ..looks.race import embedded
 from ..runs import Run
 from ..uploads.reading import read_picture
 from .canvas_run import CanvasRequest, fill

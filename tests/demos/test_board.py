@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from mmaccel.demos.app.frame import Frame
-from mmaccel.demos.app.looks import panels, race
+from mmaccel.demos.app.looks import board, panels
+from mmaccel.demos.app.looks.board import ACCELERATED, PLAIN, Race, Scoreboard, film, notice, ratio
 from mmaccel.demos.app.looks.gallery import Card, gallery, waves
-from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN, Race, Scoreboard, film, notice, ratio
 from mmaccel.demos.app.tabs import image_tab, video_tab
 from mmaccel.demos.app.tabs.image_run import _cost
 from mmaccel.demos.training.janus import card as model_card
@@ -25,7 +25,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(race.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(board.time, "perf_counter", lambda: self.now)
 
     def run(self, racing, lane, seconds, steps=10, until=1.0):
         """A lane that goes at an even pace, so far."""
@@ -85,7 +85,7 @@ def test_words_that_need_a_statistician_are_gone():
     said = [
         panels.PRESET_NOTE,
         panels.ONE_RUN_EACH,
-        *race.SAID.values(),
+        *board.SAID.values(),
         *(_cost(e, s, "") for e in (0, 1) for s in (0, 1)),
     ]
     assert not re.search(r"\b(law|nats?|surprise)\b", " ".join(said))
@@ -99,7 +99,7 @@ def test_pictures_appear_at_the_pace_of_their_runs():
     assert re.findall(r"--at:([\d.]+)s", page) == ["0.10", "0.20", "0.30", "0.40", "0.05", "0.10", "0.15", "0.20"]
     assert "--columns:2" in page and page.count("data:image/webp") == 2
     assert film([(PLAIN, picture, None), (ACCELERATED, picture, seconds)], 2) == ""
-    assert film([(PLAIN, picture, [0.1] * (race.MOST_CELLS + 1))], 2) == "", "a page of thousands of cells"
+    assert film([(PLAIN, picture, [0.1] * (board.MOST_CELLS + 1))], 2) == "", "a page of thousands of cells"
 
 
 def handler(frame, work, lanes=(ACCELERATED,)):
