@@ -15,7 +15,7 @@ from mmaccel.demos.app import models as shared_models
 from mmaccel.demos.app import runs as runs_module
 from mmaccel.demos.app.limits import number
 from mmaccel.demos.app.looks import board, panels
-from mmaccel.demos.app.looks.board import ACCELERATED, PLAIN, Race, Scoreboard, embedded
+from mmaccel.demos.app.looks.board import ACCELERATED, PLAIN, Progress, Scoreboard, embedded
 from mmaccel.demos.app.runs import LONGEST_MESSAGE, Run, Runs, Stopped, readable
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.report import Report
@@ -328,14 +328,14 @@ def test_results_are_hidden_until_a_run_ends():
 
 
 def test_a_stage_is_said_in_words(monkeypatch):
-    racing = Race()
-    racing.tell(0.0, "load")
-    assert board.SAID["load"] in racing.page()
-    racing.tell(None, "read")
-    assert "Read ..." in racing.page() and racing.share("read", 0.0) == 0
-    racing.tell(0.0, ACCELERATED)
-    assert '<p class="said"></p>' in racing.page(), "there is no plain run to speak of"
-    both = Race((PLAIN, ACCELERATED))
+    progress = Progress()
+    progress.tell(0.0, "load")
+    assert board.SAID["load"] in progress.page()
+    progress.tell(None, "read")
+    assert "Read ..." in progress.page() and progress.share("read", 0.0) == 0
+    progress.tell(0.0, ACCELERATED)
+    assert '<p class="said"></p>' in progress.page(), "there is no plain run to speak of"
+    both = Progress((PLAIN, ACCELERATED))
     both.tell(0.0, ACCELERATED)
     assert board.SAID[ACCELERATED] in both.page()
 
@@ -343,12 +343,12 @@ def test_a_stage_is_said_in_words(monkeypatch):
 def test_bars_go_on_from_where_they_were(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(board.time, "perf_counter", lambda: now[0])
-    racing = Race()
-    racing.tell(0.0, ACCELERATED)
+    progress = Progress()
+    progress.tell(0.0, ACCELERATED)
     for share, start in ((0.25, 0.0), (0.75, 25.0)):
         now[0] += 1
-        racing.tell(share, ACCELERATED)
-        assert f"--from:{start:.1f}%;--to:{100 * share:.1f}%" in racing.page()
+        progress.tell(share, ACCELERATED)
+        assert f"--from:{start:.1f}%;--to:{100 * share:.1f}%" in progress.page()
 
 
 def test_a_scoreboard_tells_units_and_who_won():
