@@ -32,6 +32,14 @@ def test_files_and_folders_are_small():
     assert len(folders) > 700 and long == full == []
 
 
+def test_no_two_public_classes_of_the_product_have_one_name():
+    """Benchmarks and demos, which nothing imports, may use a plain word again."""
+    paths = [path for name, path in modules().items() if not {"bench", "demos"} & set(name.split("."))]
+    nodes = [node for path in paths for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    names = [node.name for node in nodes if not node.name.startswith("_")]
+    assert {name for name in names if names.count(name) > 1} == {"Endpoint"}  # of a server, and of speech
+
+
 def test_imports_make_no_circle():
     """Those inside of functions count as well; only what is imported for its type alone does not."""
     found = modules()
