@@ -130,7 +130,7 @@ def flux_pipeline(seed: int = 0) -> tuple[Any, Any]:
     return pipe, arguments
 
 
-class _WithDraft(AnyFlowFARPipeline):  # type: ignore[misc]
+class _WithDraft(AnyFlowFARPipeline):
     """Takes what `video.BlockRouter` is given with a call also where no session takes it."""
 
     def __call__(self, *args: Any, draft: Any = None, score: Any = None, **kwargs: Any) -> Any:

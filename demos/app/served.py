@@ -34,6 +34,6 @@ def take_only_uploads(blocks: gr.Blocks) -> None:
         async def taken(file: str | Path | None, take: object = take) -> str | None:
             if "://" in str(file):
                 raise gr.Error("Upload the file itself: nothing is fetched from other places.", print_exception=False)
-            return await take(file)  # type: ignore[operator, no-any-return]
+            return await take(file)  # type: ignore[operator]
 
         component.async_move_resource_to_block_cache = taken  # type: ignore[assignment, method-assign]

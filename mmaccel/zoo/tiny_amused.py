@@ -28,7 +28,7 @@ class TinyAmusedPipeline(AmusedPipeline):
     facts: dict[str, Any]
     tokenizer: Any
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         prompt: str | list[str] | None = None,
         height: int | None = None,

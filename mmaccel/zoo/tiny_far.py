@@ -35,7 +35,7 @@ class TinyFarPipeline(AnyFlowFARPipeline):
     transformer: Any
     vae_scale_factor_temporal: int
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         prompt: str | list[str] | None = None,
         height: int = 64,

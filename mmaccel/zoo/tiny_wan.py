@@ -29,7 +29,7 @@ class TinyWanPipeline(WanPipeline):
     facts: dict[str, Any]
     tokenizer: Any
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         prompt: str | list[str] | None = None,
         negative_prompt: str | list[str] | None = None,

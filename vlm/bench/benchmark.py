@@ -86,7 +86,7 @@ class Answering(Workload):
         clip = self.clips[seed]
         inputs = prepare(self.processor, clip[0].frames[::fewer], [q.question for q in clip])
         if isinstance(target, Session):
-            self._see_once(target.adapter, seed)  # type: ignore[arg-type]
+            self._see_once(target.adapter, seed)
         else:
             video = target.model.get_video_features(inputs.pop("pixel_values_videos")[:1])
             video.pooler_output = video.pooler_output.expand(len(clip), -1, -1)
