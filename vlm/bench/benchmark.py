@@ -23,7 +23,6 @@ from mmaccel.comparison.trial import Workload
 from mmaccel.session import Session
 
 from ..answering import prepare
-from ..families.visual_adapter import VisualAdapter
 from ..input.visual import Visual
 from ..pruning.compressor import Compressor
 from ..pruning.holitom import HoliTom
@@ -98,7 +97,7 @@ class Answering(Workload):
     def judge(self, plain: list[bool], other: list[bool]) -> dict[str, Any]:
         return {"right": other}
 
-    def _see_once(self, adapter: VisualAdapter, seed: int) -> None:
+    def _see_once(self, adapter: Any, seed: int) -> None:
         """Let the tower look once at a clip for all its questions, and once for all methods that leave it be."""
         if self._clip != seed:
             self._clip, self._seen = seed, {}
@@ -112,7 +111,7 @@ class Answering(Workload):
                 known[key] = encode(kind, watching, {**kwargs, "pixel_values_videos": pixels[:1]})
             return known[key] * len(pixels)
 
-        adapter.encode = once  # type: ignore[method-assign]
+        adapter.encode = once
 
 
 def by_kind(answers: list[bool], kinds: list[str]) -> dict[str, float]:
