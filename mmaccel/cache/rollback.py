@@ -156,7 +156,7 @@ class RollbackCache(Cache):
         self.writing = Writing(capacity, capacity or GROWTH)
         text = config.get_text_config(decoder=True)
         super().__init__(layers=[RollbackLayer(self.writing) for _ in range(text.num_hidden_layers)])
-        self.layers: list[RollbackLayer]  # type: ignore[assignment]  # all of one kind here
+        self.layers: list[Any]  # all of one kind here: `RollbackLayer`
 
     @property
     def length(self) -> int:

@@ -228,7 +228,7 @@ def _prompts(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> lis
     """The tokens of each prompt without its padding."""
     mask, length = prompt_mask(model, kwargs), input_ids.shape[1]
     if mask is None or mask.shape[1] < length:
-        return input_ids.tolist()  # type: ignore[no-any-return]
+        return input_ids.tolist()
     seen = mask[:, mask.shape[1] - length :].bool()
     return [row[kept].tolist() for row, kept in zip(input_ids, seen, strict=True)]
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import MmaccelError, SettingError, shown
 from ..uploads.limits import UploadLimits
@@ -124,10 +124,10 @@ class Endpoint(ABC, Generic[R]):
         ``"video/mp4"``; empty where answers are given at once.
     """
 
-    path: ClassVar[str]
-    takes_forms: ClassVar[bool] = False
-    later: ClassVar[str] = ""
-    media: ClassVar[str] = ""
+    path: str
+    takes_forms: bool = False
+    later: str = ""
+    media: str = ""
 
     def __init__(self, name: str, opened: Any, target: Any) -> None:
         self.name, self.opened, self.target = name, opened, target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers import AmusedPipeline, AmusedScheduler, UVit2DModel, VQModel
@@ -28,7 +28,7 @@ class TinyAmusedPipeline(AmusedPipeline):
     facts: dict[str, Any]
     tokenizer: Any
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         prompt: str | list[str] | None = None,
         height: int | None = None,
@@ -47,9 +47,7 @@ class TinyAmusedPipeline(AmusedPipeline):
         if prompt is not None:
             for text in prompt if isinstance(prompt, list) else [prompt]:
                 self.vocabulary.check(text)
-        return super().__call__(  # type: ignore[misc]
-            prompt, height, width, num_inference_steps, guidance_scale, **options
-        )
+        return cast(Any, super()).__call__(prompt, height, width, num_inference_steps, guidance_scale, **options)
 
     @property
     def vocabulary(self) -> Vocabulary:

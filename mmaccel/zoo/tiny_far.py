@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapEulerDiscreteScheduler
@@ -35,7 +35,7 @@ class TinyFarPipeline(AnyFlowFARPipeline):
     transformer: Any
     vae_scale_factor_temporal: int
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         prompt: str | list[str] | None = None,
         height: int = 64,
@@ -61,7 +61,7 @@ class TinyFarPipeline(AnyFlowFARPipeline):
                 self.vocabulary.check(text)
         if options.get("chunk_partition") is None:
             options["chunk_partition"] = self.blocks(num_frames)
-        return super().__call__(  # type: ignore[misc]
+        return cast(Any, super()).__call__(
             prompt,
             height=height,
             width=width,
