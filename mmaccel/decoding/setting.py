@@ -40,6 +40,13 @@ def why_no_cache(model: Any) -> str | None:
     return None
 
 
+def why_adapted(model: Any) -> str | None:
+    """Why the passes of a model depend on more than the tokens read and the cache; None if they do not."""
+    if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
+        return "another library prepares its passes (prompt tuning of peft)"
+    return None
+
+
 def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
     """The token ids of the prompt of a call of `generate`; None if it has embeddings alone."""
     found = (kwargs.get(name) for name in ("inputs", "input_ids"))

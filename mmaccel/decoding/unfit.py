@@ -11,7 +11,7 @@ from mmaccel import private
 from mmaccel.cache.argument import cache_of
 
 from .passes.rollback import WITH_STATE, can_go_back, reads_on
-from .setting import setting, why_no_cache
+from .setting import setting, why_adapted, why_no_cache
 
 # Processors of transformers that look at more than the row they are given.
 OF_A_BATCH = (
@@ -67,7 +67,7 @@ def _contrasts(model: Any, kwargs: dict[str, Any], alpha: float) -> bool:
 def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as what `generate` made of its arguments tells."""
     cache = cache_of(kwargs)
-    if why := why_no_cache(model):
+    if why := why_no_cache(model) or why_adapted(model):
         return why
     if config.output_attentions or config.output_hidden_states:
         return "attentions or hidden states are asked for"

@@ -14,7 +14,7 @@ from mmaccel.cache.argument import CACHE_NAMES
 from mmaccel.cache.hook_state import why_incomparable
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 from mmaccel.decoding.drafters.placeholders import placeholders
-from mmaccel.decoding.setting import mask_of, prompt_ids, setting, why_no_cache
+from mmaccel.decoding.setting import mask_of, prompt_ids, setting, why_adapted, why_no_cache
 from mmaccel.decoding.unfit import moving_rotary
 
 from ..decoder.columns import COLUMNS
@@ -66,7 +66,7 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
             return f"{name} was given"
     if any(module.training for module in model.modules()):
         return "the model is in training, where dropout changes the keys: call model.eval() first"
-    return why_no_cache(model) or why_incomparable(model)
+    return why_no_cache(model) or why_adapted(model) or why_incomparable(model)
 
 
 def _ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
