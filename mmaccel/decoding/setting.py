@@ -44,6 +44,9 @@ def why_adapted(model: Any) -> str | None:
     """Why the passes of a model depend on more than the tokens read and the cache; None if they do not."""
     if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
         return "another library prepares its passes (prompt tuning of peft)"
+    adapters = getattr(model, "peft_config", None) or {}
+    if any(getattr(config, "alora_invocation_tokens", None) for config in adapters.values()):
+        return "an aLoRA adapter counts its tokens from the end of each pass"
     return None
 
 

@@ -161,3 +161,17 @@ def test_texts_of_an_adapter_of_peft_are_drafted(method):
     plain = tuned.generate(**call())
     with mmaccel.accelerate(tuned.get_base_model(), method) as fast:
         assert torch.equal(tuned.generate(**call()), plain) and fast.report.details["accepted"]
+
+
+@pytest.mark.parametrize("method", (*METHODS, StoredContext(least=16)), ids=lambda method: method.name)
+def test_adapters_that_begin_at_a_word_are_left_to_the_model(method, tmp_path):
+    """Their layers adapt the last tokens of each pass, as many as follow that word in the prompt."""
+    method = replace(method, folder=str(tmp_path)) if isinstance(method, StoredContext) else method
+    more = {"init_lora_weights": False, "alora_invocation_tokens": call()["input_ids"][0, -4:-2].tolist()}
+    torch.manual_seed(0)
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "k_proj", "v_proj"], **more)
+    tuned = get_peft_model(sharp(LlamaForCausalLM, LlamaConfig), config).eval()
+    plain = tuned.generate(**call())
+    with mmaccel.accelerate(tuned.get_base_model(), method) as fast:
+        assert torch.equal(tuned.generate(**call()), plain)
+        assert "an aLoRA adapter counts its tokens from the end of each pass" in fast.report.warnings[0]
