@@ -119,7 +119,7 @@ class SelectingCache(RollbackCache):
     policy
         A function of :data:`mmaccel.kernels.policies.DECODE`.
     expected
-        Tokens to allocate for at first, None (default) for 256; the buffers double when full.
+        Tokens to allocate for at first, None (default) for 256; the buffers grow by a quarter when full.
 
     Raises
     ------

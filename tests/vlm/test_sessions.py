@@ -192,6 +192,21 @@ def test_memory_is_asked_for_before_anything_is_computed(llama, method, monkeypa
     handle.remove()
 
 
+@pytest.mark.parametrize("method", METHODS[1:], ids=str)
+def test_an_answer_gets_memory_as_it_grows(llama, method, monkeypatch):
+    model, arguments = llama
+    asked, given = [], arguments(max_new_tokens=10**9, eos_token_id=[*range(64)])  # which ends after a token
+    monkeypatch.setattr(generation, "require_memory", lambda need, *_: asked.append(need))
+    with mmaccel.accelerate(model, method) as session:
+        session.generate(**given)
+        assert asked == [method.cache_bytes(model.config, 1, 80, 256, torch.float32)]
+        assert session.report.tokens == 1 and session.report.peak_extra_bytes <= 2 * asked[0]
+        longer = arguments(max_new_tokens=20)
+        once = session.generate(**longer)
+        monkeypatch.setattr(generation, "ROOM", 2)
+        assert torch.equal(session.generate(**longer), once)
+
+
 def test_a_cache_that_nobody_holds_is_released_at_once(llama, monkeypatch):
     model, arguments = llama
     released, release = [], SelectingCache.release

@@ -9,6 +9,7 @@ from transformers import DynamicCache
 
 from mmaccel.cache import require_memory
 from mmaccel.cache.argument import cache_of
+from mmaccel.cache.evicting import ROOM
 from mmaccel.decoding.setting import give_cache, prompt_ids, setting
 from mmaccel.report import Report
 
@@ -41,6 +42,7 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
         if value is not None and value is not True:
             run.warn(f"{method} ran plainly: {name}={value!r}")
             return None
+    new = min(new, ROOM)  # a cache grows: few answers have all the tokens that they may have
     need = method.cache_bytes(config, batch, prompt, new, model.dtype)
     require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)
