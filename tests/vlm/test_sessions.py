@@ -1,5 +1,6 @@
 """Sessions on decoders: what is touched and restored, reports, settings, and models that are refused."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -190,6 +191,18 @@ def test_memory_is_asked_for_before_anything_is_computed(llama, method, monkeypa
         session.generate(**arguments(2))
         assert session.report.engaged
     handle.remove()
+
+
+@pytest.mark.parametrize("spread", (False, True))
+def test_memory_is_not_asked_of_one_device_for_layers_on_several(llama, spread, monkeypatch):
+    model, arguments = copy.deepcopy(llama[0]), llama[1]
+    asked = []
+    monkeypatch.setattr(generation, "require_memory", lambda *needed: asked.append(needed))
+    if spread:
+        model.register_parameter("elsewhere", torch.nn.Parameter(torch.ones(1, device="meta")))
+    with mmaccel.accelerate(model, METHODS[1]) as session:
+        session.generate(**arguments())
+    assert len(asked) == (not spread)
 
 
 @pytest.mark.parametrize("method", METHODS[1:], ids=str)

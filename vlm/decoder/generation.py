@@ -43,12 +43,18 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
             run.warn(f"{method} ran plainly: {name}={value!r}")
             return None
     new = min(new, ROOM)  # a cache grows: few answers have all the tokens that they may have
-    need = method.cache_bytes(config, batch, prompt, new, model.dtype)
-    require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
+    if not on_several_devices(model):  # what each device gets of the layers is not known here
+        need = method.cache_bytes(config, batch, prompt, new, model.dtype)
+        require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)
     cache.reader = attention
     give_cache(model, kwargs, cache)
     return cache
+
+
+def on_several_devices(model: Any) -> bool:
+    """Whether the weights of a model are on several devices."""
+    return len({weight.device for weight in model.parameters()}) > 1
 
 
 def _sizes(model: Any, kwargs: dict[str, Any]) -> tuple[int, int, int]:
