@@ -74,7 +74,8 @@ class SelectingLayer(RollbackLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)
-        self.states.clear()
+        if tokens_to_remove:  # `generate` takes back no token too, after each step on Apple's GPUs
+            self.states.clear()
 
     def reset(self) -> None:
         super().reset()
