@@ -18,6 +18,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -329,6 +331,22 @@ def test_sliding_layers_run_plainly():
     for method in (SelectKV(budget=None, tokens=99), CompressKV(budget=None, tokens=99)):
         with mmaccel.accelerate(model, method) as session:
             assert torch.equal(session.generate(**arguments(2)), plain)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("rows", (1, 2))
+def test_windows_that_no_text_fills_are_full_attention(rows, method):
+    """As those of Phi-4-mini, with a prompt of 80 tokens; rows of a batch are padded."""
+    windows = {"sliding_window": 128, "max_position_embeddings": 128}
+    model = tiny(Phi3ForCausalLM, Phi3Config, **windows)
+    _, arguments = examples.llama()
+    plain = model.generate(**arguments(rows))
+    with mmaccel.accelerate(model, method) as session:
+        assert session.generate(**arguments(rows)).shape == plain.shape
+        assert session.report.engaged and not session.report.warnings
+    if method.replaces_cache:
+        with mmaccel.accelerate(model, dataclasses.replace(method, budget=None, tokens=99)) as session:
+            assert torch.equal(session.generate(**arguments(rows)), plain)
 
 
 def test_layers_with_states_of_their_own():
