@@ -56,6 +56,12 @@ def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
     return next((value for value in found if isinstance(value, torch.Tensor)), None)
 
 
+def pass_device(model: Any, ids: torch.Tensor) -> torch.device:
+    """Where passes are prepared: `generate` takes prompts from a processor and moves them, but not off "meta"."""
+    device: torch.device = model.device
+    return ids.device if device.type == "meta" else device
+
+
 def mask_of(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     """The attention mask `[B, L]` of `input_ids`; where a call has none, the one that `generate` makes itself."""
     given: torch.Tensor | None = kwargs.get("attention_mask")

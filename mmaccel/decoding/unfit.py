@@ -11,7 +11,7 @@ from mmaccel import private
 from mmaccel.cache.argument import cache_of
 
 from .passes.rollback import WITH_STATE, can_go_back, reads_on
-from .setting import setting, why_adapted, why_no_cache
+from .setting import pass_device, setting, why_adapted, why_no_cache
 
 # Processors of transformers that look at more than the row they are given.
 OF_A_BATCH = (
@@ -121,13 +121,14 @@ def moving_rotary(text_config: Any) -> list[dict[str, Any]]:
     return [one for one in (told, *told.values()) if isinstance(one, dict) and one.get("rope_type") in MOVING]
 
 
-def unfit_states(model: Any, cache: Any, memory: dict[str, Any], rows: int) -> str | None:
+def unfit_states(model: Any, input_ids: torch.Tensor, cache: Any, memory: dict[str, Any]) -> str | None:
     """Why drafts cannot be taken back from layers with a state; looked at once, and kept in the memory of a session."""
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if not any(type(layer) in WITH_STATE for layer in own.layers):
         return None
     if READS_ON not in memory:
-        memory[READS_ON] = reads_on(model, rows)  # as adapters of peft may be named for each row
+        rows = len(input_ids)  # as adapters of peft may be named for each
+        memory[READS_ON] = reads_on(model, pass_device(model, input_ids), rows)
     return None if memory[READS_ON] else f"the layers of {type(model).__name__} read several tokens without their state"
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from draft_models import (
     NEW,
     call,
@@ -184,6 +185,19 @@ def test_rows_that_wait_for_others():
         assert fast.report.forwards <= NEW + 1
         widest = max(width for width in fast.memory["vlm.TextDraft, cost of 2 rows"]._seconds)
     assert widest <= 6 + 1 + 2 * 4 + 8, "what is read again is bounded"
+
+
+@pytest.mark.parametrize("build", (falcon_h1, lfm2, qwen3_next), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("rows", (1, 3))
+def test_a_model_with_states_may_be_off_loaded(rows, build):
+    """Between passes accelerate leaves its weights on "meta"."""
+    model = build()
+    plain = model.generate(**call(rows))
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.device.type == "meta"
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**call(rows)), plain)
+        assert fast.report.details["accepted"] and not fast.report.warnings
 
 
 def test_states_are_tried_with_as_many_rows_as_a_call_has():
