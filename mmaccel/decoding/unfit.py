@@ -10,6 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StopStringCriteria
 from mmaccel import private
 from mmaccel.cache.argument import cache_of
 
+from .generated_text import copied
 from .passes.rollback import WITH_STATE, can_go_back, reads_on
 from .setting import pass_device, setting, why_adapted, why_no_cache
 
@@ -152,6 +153,11 @@ def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None
         known = type(found).__module__.startswith("transformers.") or getattr(found, "rowwise", False)
         if name in OF_A_BATCH or not known:
             return f"{name} may look at the whole batch: say rowwise = True in its class if it looks at each row alone"
+    for processor in processors:
+        try:
+            copied([processor])
+        except Exception as error:  # of whatever kind: a lock, a generator, a parser of another language
+            return f"{type(processor).__name__} cannot be copied for each text: {error}"
     strings = any(isinstance(each, StopStringCriteria) for each in criteria)
     if strings and not any(hasattr(each, "eos_token_id") for each in criteria):
         return "without eos_token_id a text that met one of its stop_strings is written on until all have ended"

@@ -1,6 +1,7 @@
 """Drafts on models of all kinds of cache and position: one text and batches, greedy and sampled, trees and chains."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from transformers import (
 )
 
 import mmaccel
+from mmaccel.decoding.generated_text import copied
 from mmaccel.decoding.passes.rollback import can_go_back
 from mmaccel.vlm import (
     FastV,
@@ -454,6 +456,52 @@ def test_a_processor_of_the_user_is_shown_batches_only_whole(llama, batch, reaso
     plain = llama.generate(**given)
     with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
         assert torch.equal(fast.generate(**given), plain) and fast.report.warnings == ([said] if batch > 1 else [])
+
+
+class Judge(torch.nn.Linear):
+    """As large as a model of its own may be."""
+
+    def __deepcopy__(self, memo):
+        raise AssertionError("copied")
+
+
+class Judged(LogitsProcessor):
+    """Takes a judge's weight from the token that was likeliest before."""
+
+    rowwise = True
+
+    def __init__(self, held):
+        self.judge, self.held, self.last = Judge(1, 1), held, None
+
+    def __call__(self, input_ids, scores):
+        if self.last is not None:
+            scores = scores.scatter_add(1, self.last, -self.judge.weight.abs().expand_as(self.last))
+        self.last = scores.argmax(-1, keepdim=True)
+        return scores
+
+
+def test_rows_share_what_is_large_and_remember_for_themselves(llama):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    processor = Judged(tokenizer)
+    given = call(2, logits_processor=LogitsProcessorList([processor]))
+    plain, processor.last = llama.generate(**given), None
+    with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] and not fast.report.warnings and processor.last is None
+    (own,) = copied([processor])
+    assert own is not processor and own.held is tokenizer and own.judge is processor.judge
+
+
+def test_a_processor_that_cannot_be_copied_is_left_to_the_model(llama):
+    processor = Judged(threading.Lock())
+    given = call(2, logits_processor=LogitsProcessorList([processor]))
+    plain, processor.last = llama.generate(**given), None
+    said = "the model's own loop ran: Judged cannot be copied for each text: cannot pickle '_thread.lock' object"
+    with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
+        assert torch.equal(fast.generate(**given), plain) and fast.report.warnings == [said]
+        processor.last = None
+        fast.generate(**call(logits_processor=[processor]))
+        assert fast.report.details["accepted"] and not fast.report.warnings, "one text needs no copy"
 
 
 def test_attention_that_takes_no_mask_of_its_own(llama):
