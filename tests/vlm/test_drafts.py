@@ -31,6 +31,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerFast,
+    StopStringCriteria,
     SynthIDTextWatermarkingConfig,
 )
 
@@ -404,6 +405,11 @@ def test_a_text_stops_at_strings():
         assert not any("own loop" in warning for warning in fast.report.warnings)
         assert torch.equal(fast.generate(**several), together)
         assert "is written on until all have ended" in fast.report.warnings[0]
+    drafts, criterion = FusedDraft(always=True).custom_generate(), StopStringCriteria(tokenizer, [end])
+    with pytest.raises(ValueError, match="tokenizer"):  # which transformers keeps for its own loop
+        model.generate(**given, custom_generate=drafts)
+    assert torch.equal(model.generate(**call(stopping_criteria=[criterion]), custom_generate=drafts), plain)
+    assert not any("own loop" in warning for warning in drafts.report.warnings)
 
 
 def test_a_turn_of_its_new_tokens_alone_is_left_to_the_model(llama):
