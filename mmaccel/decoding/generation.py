@@ -182,7 +182,7 @@ def decode(
     given = input_ids, generation_config, model_kwargs
     reason = unfit(model, *given) or unfit_model(model, *given)
     if reason is None:
-        reason = unfit_states(model, cache_of(model_kwargs), run.session.memory, len(input_ids))
+        reason = unfit_states(model, input_ids, cache_of(model_kwargs), run.session.memory)
     if reason is None and input_ids.shape[0] > 1:
         reason = unfit_for_batch(logits_processor, stopping_criteria, run.streamer)
     if run.streamer is not None:
