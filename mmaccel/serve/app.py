@@ -189,8 +189,9 @@ class Server:
         except TimeoutError:
             raise Refused(408, "the request came too slowly: send it again") from None
         self.worker.check(self.parsing)  # a form is long to read, too
-        if self.endpoint.takes_forms:
-            body = await fields_of(bytes(held), request.headers.get("content-type", ""))
+        kind = request.headers.get("content-type", "")
+        if self.endpoint.takes_forms and not kind.lower().startswith("application/json"):
+            body = await fields_of(bytes(held), kind)
         else:
             body = _json(held)
         if (model := body.pop("model", None)) is not None:

@@ -118,7 +118,7 @@ class Endpoint(ABC, Generic[R]):
     path
         Where it answers, such as ``"/v1/images/generations"``.
     takes_forms
-        Whether requests are multipart forms with a file, instead of JSON.
+        Whether requests may be multipart forms, which can hold a file, beside JSON.
     later, media
         What is promised where answers are files that are fetched later, such as ``"video"``, and their type, such as
         ``"video/mp4"``; empty where answers are given at once.
