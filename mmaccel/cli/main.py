@@ -127,7 +127,7 @@ def _one_line(error: BaseException) -> str:
 def _ended_by_signals() -> Iterator[None]:
     """Let SIGTERM, and SIGHUP when a terminal closes, unwind the block like an exception.
 
-    Temporary files and folders are removed then.
+    Temporary files and folders are removed then. What is ignored, as SIGHUP is under `nohup`, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only
         yield
@@ -137,7 +137,8 @@ def _ended_by_signals() -> Iterator[None]:
         sys.exit(128 + number)
 
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, end) for number in numbers}
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heeded}
     try:
         yield
     finally:
