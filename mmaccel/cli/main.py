@@ -26,6 +26,7 @@ from .serve import add_parser as add_serve
 from .tune import add_parser as add_tune
 
 STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as in shells: after SIGINT, and after SIGPIPE
+NO_MEMORY = "out of memory", "can't allocate memory", "not enough memory"  # torch's words: GPUs, CPUs, and on Windows
 EXAMPLES = """examples:
   mmaccel run image "red heart" -o heart.png --compare
   mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
@@ -73,10 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"mmaccel: {error.object!r} is not in UTF-8: write it in a terminal or a script that is", file=sys.stderr)
         return 2
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # of torch, which need not be imported for this
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
             raise
-        reason = _one_line(error).partition(" GPU ")[0]
+        reason = _one_line(error).partition(" GPU ")[0] or type(error).__name__
         said = "there is not enough memory: ask for fewer or smaller outputs, or for --dtype bfloat16"
         print(f"mmaccel: {said} ({reason})", file=sys.stderr)
         return 2
@@ -121,6 +122,11 @@ def _accept_all_letters() -> None:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether there was too little memory; torch tells it by words alone on a CPU and an Apple GPU."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 @contextmanager
