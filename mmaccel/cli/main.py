@@ -26,6 +26,7 @@ from .serve import add_parser as add_serve
 from .tune import add_parser as add_tune
 
 STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as in shells: after SIGINT, and after SIGPIPE
+SHARED = "compare", "tune", "bench"  # whose measurement several processes can share
 NO_MEMORY = "out of memory", "can't allocate memory", "not enough memory"  # torch's words: GPUs, CPUs, and on Windows
 EXAMPLES = """examples:
   mmaccel run image "red heart" -o heart.png --compare
@@ -54,8 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     output is gone). SIGTERM and SIGHUP end it by `SystemExit`, so that temporary files are removed.
     """
     _accept_all_letters()
+    words = sys.argv[1:] if argv is None else argv
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = build_parser().parse_args(words)
         with _ended_by_signals():
             if arguments.loads_models:
                 _quiet_libraries()
@@ -65,12 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         return NO_READER
     except (MmaccelError, OSError) as error:
-        # of several processes that share a measurement all raise what was wrong with the request
-        if isinstance(error, OSError) or os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1":
+        if isinstance(error, OSError) or not _is_said_by_another(words):
             print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
         return 2
     except UnicodeEncodeError as error:
-        if error.object not in (sys.argv if argv is None else argv):
+        if error.object not in words:
             raise
         print(f"mmaccel: {error.object!r} is not in UTF-8: write it in a terminal or a script that is", file=sys.stderr)
         return 2
@@ -118,6 +119,12 @@ def _accept_all_letters() -> None:
     """Write UTF-8 to files and pipes, which on Windows have fewer letters, and `?` where a terminal lacks one."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="replace")
+
+
+def _is_said_by_another(words: Sequence[str]) -> bool:
+    """Whether this process shares a measurement: all of them raise what is wrong with the request, one says it."""
+    shares = next(iter(words), "") in SHARED and os.environ.get("WORLD_SIZE", "1") != "1"
+    return shares and os.environ.get("RANK", "0") != "0"
 
 
 def _one_line(error: BaseException) -> str:

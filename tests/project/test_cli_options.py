@@ -75,6 +75,17 @@ def test_exit_codes(error, code, monkeypatch, capsys):
     assert capsys.readouterr().err == ("mmaccel: a b\n" if code == 2 else "")
 
 
+def test_a_refusal_is_said_once_where_processes_share_a_measurement_and_by_each_elsewhere(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, says in (("compare", False), ("tune", False), ("bench", False), ("serve", True), ("run", True)):
+        assert cli.main([name, "nothing"]) == 2
+        assert ("nothing" in capsys.readouterr().err) == says, name
+    assert cli.main([]) == 2 and "COMMAND" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["compare", "nothing"]) == 2 and "nothing" in capsys.readouterr().err
+
+
 def test_too_little_memory_of_a_gpu_is_said_in_a_line(monkeypatch, capsys):
     def work(_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has\nless. See more")
