@@ -107,7 +107,7 @@ def _text(path: Path) -> tuple[str, str]:
             data = file.read(LONGEST_TEXT + 1)
         if len(data) > LONGEST_TEXT:
             return "", f"{path.name} is longer than {LONGEST_TEXT >> 10} KiB"
-        return data.decode().strip(), ""
+        return data.decode("utf-8-sig").strip(), ""
     except (OSError, UnicodeDecodeError) as error:
         return "", f"{path.name} is no text: {error}"
 
