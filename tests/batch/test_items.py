@@ -96,6 +96,17 @@ def test_files_that_rows_name_lie_below_the_root(tmp_path):
     assert f"picture='b.png': there is no file {tmp_path / 'b.png'}" in gone.problem
 
 
+def test_a_link_out_of_the_folder_is_named_with_what_to_do(tmp_path):
+    """As in a snapshot of Hugging Face, whose files are links to blobs beside it."""
+    for name in ("blobs", "snapshot"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "blobs" / "1f").write_text("x")
+    (tmp_path / "snapshot" / "a.png").symlink_to("../blobs/1f")
+    (found,) = read_items(listed(tmp_path / "snapshot", {"picture": "a.png"}), Seen())
+    assert f"picture='a.png' leads out of {tmp_path / 'snapshot'} by a link" in found.problem
+    assert "cp -rL" in found.problem and "--root" not in found.problem
+
+
 def test_what_is_no_path_is_wrong_with_its_row_alone(tmp_path):
     (tmp_path / "a.png").write_text("x")
     rows = [{"picture": path} for path in ("a.png", "a\0.png", "a\ud800.png")]
