@@ -326,6 +326,21 @@ def test_a_session_that_is_moved_stays_the_session(janus):
     with mmaccel.accelerate(model, FAST) as fast:
         assert fast.to("cpu") is fast and fast.to(dtype=torch.float64).target is model
         assert next(model.parameters()).dtype == torch.float64
+        for name, given in (("eval", ()), ("train", (True,)), ("float", ()), ("cpu", ()), ("requires_grad_", (False,))):
+            assert getattr(fast, name)(*given) is fast, name
+        assert next(model.parameters()).dtype == torch.float32 and model.training
+        assert not next(model.parameters()).requires_grad
+    assert fast.eval() is fast and not model.training, "also where it is removed"
+
+
+def test_what_a_method_of_the_target_returns_is_returned(janus, monkeypatch):
+    model, _ = janus
+    with mmaccel.accelerate(model, FAST) as fast:
+        monkeypatch.setattr(model, "half", lambda: "another model", raising=False)
+        assert fast.half() == "another model" and fast.forward == model.forward
+    pipe, _ = video_examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, EasyCache()) as fast:
+        assert fast.to("cpu") is fast and not hasattr(fast, "eval"), "as the pipeline has none"
 
 
 def test_session_forwards_reads_and_calls(janus):
