@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -143,10 +144,11 @@ class Server:
             future = self.worker.submit(request, until)
             await self.endpoint.accepted(request, future)
             if self.endpoint.later:
-                status = 200
+                status = None  # which is known when it ends
+                future.add_done_callback(partial(self._count, began))
                 return JSONResponse(self.promises.add(request, future))
             if request.pieces is not None:
-                status = None  # which is known when it ends
+                status = None
                 return Events(self.endpoint, self.metrics, request, future, began, until)
             made = await _awaited(http, request, future, until)
             answer: Response = JSONResponse(made) if isinstance(made, dict) else PlainTextResponse(made)
@@ -162,6 +164,13 @@ class Server:
         finally:
             if status is not None:
                 self.metrics.requests.labels(str(status)).inc()
+
+    def _count(self, began: float, future: Future[Answer]) -> None:
+        """A promise that has ended."""
+        error = Left() if future.cancelled() else future.exception()
+        self.metrics.requests.labels(str(200 if error is None else status_of(error))).inc()
+        if error is None:
+            self.metrics.seconds.observe(time.monotonic() - began)
 
     async def _parsed(self, body: dict[str, Any]) -> Request:
         """The request, checked; to decode its files takes a core, so that there must be a place for it before."""

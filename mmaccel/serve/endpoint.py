@@ -50,6 +50,8 @@ def status_of(error: BaseException) -> int:
     """Of the HTTP answer to an error: a request that cannot be carried out is the client's own."""
     if isinstance(error, Refused):
         return error.status
+    if isinstance(error, Left):
+        return GONE
     return 400 if isinstance(error, MmaccelError) else 500
 
 
