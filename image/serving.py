@@ -48,7 +48,9 @@ class ImageEndpoint(Endpoint[Drawing]):
         )
         fields.only("response_format", "b64_json")
         fields.only("output_format", "png")
-        for name in ("size", "quality", "background", "moderation"):
+        width, height = self.opened.size()
+        fields.only("size", "auto", f"{width}x{height}")
+        for name in ("quality", "background", "moderation"):
             fields.only(name, "auto")
         fields.only("stream", False)
         fields.take("user")
