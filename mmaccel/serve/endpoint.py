@@ -228,7 +228,8 @@ class Fields:
     def only(self, name: str, *allowed: Any) -> None:
         """A field that may only have one of these values, the first of which it has if it is not given."""
         value = self.take(name, allowed[0])
-        if value not in allowed:
+        # for Python, True is 1
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
             raise SettingError(f"{name}={shown(value)}: this server takes {' or '.join(map(repr, allowed))} only")
 
     def end(self) -> None:
