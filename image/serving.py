@@ -53,6 +53,8 @@ class ImageEndpoint(Endpoint[Drawing]):
         for name in ("quality", "background", "moderation"):
             fields.only(name, "auto")
         fields.only("stream", False)
+        fields.only("partial_images", 0)
+        fields.only("output_compression", 100)
         fields.take("user")
         fields.end()
         check_prompts(self.opened, [prompt])
