@@ -7,6 +7,7 @@ import weakref
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +30,7 @@ from mmaccel.report import Report
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import EasyCache
 from mmaccel.video import examples as video_examples
-from mmaccel.vlm import SparsePrefill
+from mmaccel.vlm import HoliTom, SparsePrefill, SuffixDecoding
 
 FAST = SpeculativeJacobi(window=8)
 
@@ -141,6 +142,29 @@ def test_unknown_setting_suggests():
 def test_exactness_of_an_instance():
     assert SpeculativeJacobi().exact and not ZipAR().exact
     assert not GroupedSpeculative().exact and GroupedSpeculative(group_size=1).exact
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "plain"),
+    (
+        (ZipAR, {"window": np.int64(2)}, {"window": 2}),
+        (ZipAR, {"window": torch.tensor(2)}, {"window": 2}),
+        (EasyCache, {"threshold": np.float32(0.25)}, {"threshold": 0.25}),
+        (HoliTom, {"keep": np.float32(0.25)}, {"keep": 0.25}),  # whose check goes on to that of its base
+        (SuffixDecoding, {"longest": np.int64(9)}, {"longest": 9}),  # whose check is that of its base
+    ),
+)
+def test_numbers_of_numpy_and_torch_are_plain_settings(cls, given, plain):
+    made = cls(**given)
+    assert made == cls(**plain) == dataclasses.replace(cls(), **given)
+    assert json.loads(json.dumps(made.settings())) == cls(**plain).settings()
+
+
+def test_numbers_of_numpy_are_within_the_same_bounds():
+    with pytest.raises(SettingError, match=r"ZipAR\(window=0\): window must be"):
+        ZipAR(window=np.int64(0))
+    with pytest.raises(SettingError, match=r"ZipAR\(window=array\(\[2\]\)\)"):
+        ZipAR(window=np.array([2]))
 
 
 @pytest.mark.parametrize(
