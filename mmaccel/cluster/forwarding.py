@@ -101,7 +101,7 @@ class RemoteEndpoint(Endpoint[Forwarded]):
 
     def described(self, request: Forwarded) -> dict[str, Any]:
         """What was asked for, apart from files."""
-        return {name: value for name, value in request.body.items() if isinstance(value, str)}
+        return {name: str(value) for name, value in request.body.items() if isinstance(value, str | int | float)}
 
     def sockets(self) -> Mapping[str, Callable[[Connection], Awaitable[None]]]:
         return {path: partial(self.streams.relay, path) for path in self.bare.sockets()}

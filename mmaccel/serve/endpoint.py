@@ -50,6 +50,8 @@ def status_of(error: BaseException) -> int:
     """Of the HTTP answer to an error: a request that cannot be carried out is the client's own."""
     if isinstance(error, Refused):
         return error.status
+    if isinstance(error, Left):
+        return GONE
     return 400 if isinstance(error, MmaccelError) else 500
 
 
@@ -118,7 +120,7 @@ class Endpoint(ABC, Generic[R]):
     path
         Where it answers, such as ``"/v1/images/generations"``.
     takes_forms
-        Whether requests are multipart forms with a file, instead of JSON.
+        Whether requests may be multipart forms, which can hold a file, beside JSON.
     later, media
         What is promised where answers are files that are fetched later, such as ``"video"``, and their type, such as
         ``"video/mp4"``; empty where answers are given at once.
@@ -224,7 +226,8 @@ class Fields:
     def only(self, name: str, *allowed: Any) -> None:
         """A field that may only have one of these values, the first of which it has if it is not given."""
         value = self.take(name, allowed[0])
-        if value not in allowed:
+        # for Python, True is 1
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
             raise SettingError(f"{name}={shown(value)}: this server takes {' or '.join(map(repr, allowed))} only")
 
     def end(self) -> None:

@@ -12,11 +12,12 @@ from diffusers import AmusedPipeline, AmusedScheduler, UVit2DModel, VQModel
 from transformers import AutoTokenizer, CLIPTextModelWithProjection
 
 from . import tiny_janus
+from .saving import SavedAsDiffusers
 from .vocabulary import Vocabulary
 from .weights import load_pretrained
 
 
-class TinyAmusedPipeline(AmusedPipeline):
+class TinyAmusedPipeline(SavedAsDiffusers, AmusedPipeline):
     """diffusers' own pipeline with this model's guidance as default, which also says what prompts it takes.
 
     Attributes

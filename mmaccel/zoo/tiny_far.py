@@ -11,6 +11,7 @@ from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapE
 
 from ..errors import SettingError
 from . import tiny_wan
+from .saving import SavedAsDiffusers
 from .tiny_wan import prompts
 from .vocabulary import Vocabulary
 from .weights import load_pretrained
@@ -18,7 +19,7 @@ from .weights import load_pretrained
 __all__ = ["TinyFarPipeline", "load", "prompts"]
 
 
-class TinyFarPipeline(AnyFlowFARPipeline):
+class TinyFarPipeline(SavedAsDiffusers, AnyFlowFARPipeline):
     """diffusers' own pipeline with this model's sizes as defaults, which also says when a prompt is outside its world.
 
     Attributes

@@ -13,11 +13,12 @@ from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipe
 from transformers import AutoTokenizer, UMT5EncoderModel
 
 from ..errors import SettingError
+from .saving import SavedAsDiffusers
 from .vocabulary import Vocabulary
 from .weights import load_pretrained
 
 
-class TinyWanPipeline(WanPipeline):
+class TinyWanPipeline(SavedAsDiffusers, WanPipeline):
     """diffusers' own pipeline with this model's sizes as defaults, which also says when a prompt is outside its world.
 
     Attributes
