@@ -151,7 +151,7 @@ class Method(Generic[S]):
             check(self)
 
         if "__post_init__" in vars(cls):
-            cls.__post_init__ = plain_first  # type: ignore[method-assign]
+            type.__setattr__(cls, "__post_init__", plain_first)
 
     def attach(self, session: S, stack: ExitStack) -> None:
         """Apply the method to the session's target, and push onto `stack` what removes it again."""
