@@ -32,7 +32,7 @@ from ..policies.local_agreement import LocalAgreement
 from ..stream.emission_latency import Utterance, emission_latency
 from ..stream.stats import Lags
 from ..stream.transcribe import Transcript, transcribe_samples
-from . import page
+from . import findings, page
 from .drafts import draft_row, growing_row
 from .judged import described, judged
 from .listeners import UPDATE, ChunkListener, Listener, MeasuredRecognizer, MoonshineVoiceListener, StreamListener
@@ -266,6 +266,7 @@ SECTION = Section(
     form=".1%",
     is_mixed=True,
     picture=page.picture,
+    said=findings.said,
 )
 BENCHMARK = Benchmark(
     "speech", page.TITLE, in_one(rows), SECTION, page.INTRO, page.tables, page.LIMITS, page.facts, page.plot

@@ -16,6 +16,7 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.bench.benchmark import Benchmark, Row, Section
+from mmaccel.bench.findings import of_table
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -162,7 +163,7 @@ def row(
     )
 
 
-SECTION = Section(
+SECTION: Section = Section(
     page.groups,
     "fewer frames.",
     plot="questions answered right against time",
@@ -170,6 +171,8 @@ SECTION = Section(
     form=".1%",
     series=page.series,
     one_group=True,
+    figures=page.FIGURES,
+    said=lambda rows: f"{of_table(SECTION, rows)}\n{page.at_equal_tokens(rows)}",
 )
 BENCHMARK = Benchmark(
     "vlm", page.TITLE, parts, SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts, plot=page.plot
