@@ -733,6 +733,16 @@ def test_a_recogniser_from_what_is_given():
     assert as_recognizer(made, None, "auto", 200) is made
 
 
+@pytest.mark.parametrize(
+    "given", ({"processor": "letters"}, {"endpoint": "energy"}, {"context": 0}, {"rejoin": 14.0}), ids=str
+)
+def test_a_recogniser_has_its_own_settings(monkeypatch, given):
+    monkeypatch.setattr("mmaccel.speech.stream.transcribe.read_audio", lambda path: silence(1))
+    ((name, value),) = given.items()
+    with pytest.raises(SettingError, match=f"{name}={value!r}: .*StreamingRecognizer"):
+        transcribe("talk.wav", recognizer(), **given)
+
+
 def test_a_bar_is_drawn_if_asked_for(capsys):
     for progress in (False, None, True):
         assert torch.equal(torch.cat(list(pieces(talk(), progress))), talk())
