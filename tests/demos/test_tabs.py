@@ -111,7 +111,7 @@ def test_every_button_passes_on_all_fields(tab, monkeypatch):
     compares = {}
     for event in heavy:
         assert labels(event.inputs) == FIELDS[tab] and labels(event.outputs) == SHOWN[tab]
-        assert (event.concurrency_limit, event.trigger_mode) == (1, "once")
+        assert (event.concurrency_limit, event.trigger_mode) == (None, "once")
         assert [part.label for part in event.show_progress_on] == ["Race"]
         *_, last = event.fn(types.SimpleNamespace(session_hash="a"), "the", "fields")
         assert last == ["done"] and seen[-1][0] is frame and seen[-1][-2:] == ("the", "fields")
