@@ -101,7 +101,10 @@ def test_the_video_tab_compares_and_reports_at_phone_width(visit):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     clip = panel.locator("video")
     wait_until(lambda: clip.evaluate("v => v.videoWidth") > 2 * 250)  # both clips side by side
-    assert "frames = fast(prompt='rocket moves up', num_inference_steps=6" in panel.locator(".cm-content").last.inner_text()
+    assert (
+        "frames = fast(prompt='rocket moves up', num_inference_steps=6"
+        in panel.locator(".cm-content").last.inner_text()
+    )
 
 
 def test_the_canvas_tab_starts_from_a_card_or_an_upload(visit, tmp_path):

@@ -4,7 +4,9 @@ import contextlib
 import io
 
 import gradio as gr
+import numpy as np
 import pytest
+from PIL import ExifTags, Image
 
 from mmaccel.canvas.generation import example
 from mmaccel.demos.app import Frame, Limits
@@ -63,6 +65,18 @@ def test_the_shown_code_fills_the_same_text(frame, results, picture, monkeypatch
         exec(code, {})
     assert printed.getvalue().splitlines()[0] == text.partition("<b>")[2].removesuffix("</b></p>")
     assert "both measured" in printed.getvalue()
+
+
+def test_the_shown_code_turns_a_photograph_as_the_tab_does(frame, results, picture, monkeypatch):
+    monkeypatch.chdir(picture.parent)
+    turned = Image.open(picture)
+    data = turned.getexif()
+    data[ExifTags.Base.Orientation] = 6
+    turned.transpose(Image.Transpose.ROTATE_90).save(picture, exif=data)
+    *_, code = ask(frame, results, picture, compare=False)
+    names = {}
+    exec(code, names)
+    assert np.array_equal(names["picture"], np.asarray(example()))
 
 
 def test_fields_reach_the_request_within_their_bounds():

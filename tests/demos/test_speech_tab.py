@@ -98,7 +98,7 @@ def test_comparing_counts_what_drafts_save(frame, short):
 def test_a_language_and_names_are_told_or_refused(frame, short):
     request = speech_tab.asked(Limits(), False, str(short), *SETTINGS, " de ", "Molloy")
     assert request.told() == {"language": "de", "prompt": "Molloy"}
-    assert ", language='de', prompt='Molloy')" in speech_tab.speech_code(request)
+    assert ", language='de', prompt='Molloy')" in speech_tab.speech_code(request, frame.models)
     with pytest.raises(SettingError, match="language='de': MoonshineForConditionalGeneration takes none"):
         transcribe(frame, short, settings=(*SETTINGS, "de", ""))
     with pytest.raises(PromptError, match="the prompt has 3000 characters"):

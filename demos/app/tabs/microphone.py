@@ -186,7 +186,8 @@ class Microphone:
             return
         with readable():
             listening.finish()
-        yield self.ended(listening.words, listening.run, str(listening.stats), speech_code(listening.request))
+        code = speech_code(listening.request, self.frame.models)
+        yield self.ended(listening.words, listening.run, str(listening.stats), code)
 
 
 def component() -> gr.HTML:
