@@ -15,7 +15,7 @@ from mmaccel import zoo
 from mmaccel.errors import SettingError
 from mmaccel.zoo import weights
 
-from .generation import ImageSettings, Painter, progress_bar
+from .painter import ImageSettings, Painter, progress_bar
 
 INDEX = "model_index.json"
 PRESET = "balanced"  # no method that draws codes together is exact

@@ -20,7 +20,7 @@ COUNT, PROMPT = 10, 4_000  # pictures of a request, and characters of its prompt
 
 
 @dataclass(kw_only=True)
-class Drawing(Request):
+class PictureRequest(Request):
     """A request for pictures; `seed` is None where any will do."""
 
     prompt: str
@@ -28,13 +28,13 @@ class Drawing(Request):
     seed: int | None
 
 
-class ImageEndpoint(Endpoint[Drawing]):
+class ImageEndpoint(Endpoint[PictureRequest]):
     """Draws pictures. A request with a seed is drawn alone, so that its pictures are always the same."""
 
     path = "/v1/images/generations"
     opened: Painter
 
-    def parse(self, body: Mapping[str, Any]) -> Drawing:
+    def parse(self, body: Mapping[str, Any]) -> PictureRequest:
         fields = Fields(body)
         prompt = fields.text("prompt", PROMPT)
         count = fields.whole("n", 1, COUNT, default=1)
@@ -55,9 +55,9 @@ class ImageEndpoint(Endpoint[Drawing]):
         fields.end()
         check_prompts(self.opened, [prompt])
         group = None if seed is not None else tuple(vars(settings).items())
-        return Drawing(prompt=prompt, settings=settings, seed=seed, group=group, size=count)
+        return PictureRequest(prompt=prompt, settings=settings, seed=seed, group=group, size=count)
 
-    def answer(self, requests: list[Drawing]) -> list[dict[str, Any]]:
+    def answer(self, requests: list[PictureRequest]) -> list[dict[str, Any]]:
         """Draw the pictures of requests with equal settings."""
         first = requests[0]
         seed = secrets.randbelow(2**31) if first.seed is None else first.seed

@@ -10,6 +10,10 @@ from .method import Method
 from .registry import load_modalities
 
 
+class AcceleratedTarget:
+    """Base of what is accelerated already: of sessions, which are made of adapters and not known to them."""
+
+
 class Adapter(ABC):
     """Base of all adapters: one instance per accelerated target.
 
@@ -94,9 +98,7 @@ def find_adapter(target: Any, modality: str = "") -> Adapter:
     UnsupportedTargetError
         Lists the supported classes.
     """
-    from .session import Session  # which is made of adapters
-
-    if isinstance(target, Session):
+    if isinstance(target, AcceleratedTarget):
         raise UnsupportedTargetError("this Session is accelerated already: give its .target, after .remove()")
     lineage = [cls.__name__ for cls in type(target).__mro__]
     found = [adapter for name in lineage for adapter in adapters() if name in adapter.classes]

@@ -55,6 +55,9 @@ class Modality(ABC):
     serving
         Module of its part of the HTTP server, which has an `ENDPOINT`, a subclass of
         :class:`mmaccel.serve.endpoint.Endpoint`; empty without one.
+    families_section
+        Module of its part of the page of model families, which has a `section(planned)` that gets what plans say, and
+        yields Markdown; empty where that is all.
     """
 
     name: ClassVar[str]
@@ -67,6 +70,7 @@ class Modality(ABC):
     tab: ClassVar[str] = ""
     tab_title: ClassVar[str] = ""
     serving: ClassVar[str] = ""
+    families_section: ClassVar[str] = ""
 
     @property
     def package(self) -> str:

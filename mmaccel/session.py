@@ -12,7 +12,7 @@ from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
-from .adapter import Adapter
+from .adapter import AcceleratedTarget, Adapter
 from .errors import ActiveSessionError
 from .machine import synchronize
 from .method import Method
@@ -74,7 +74,7 @@ def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) 
     return Session(chosen, adapter)
 
 
-class Session(Generic[A]):
+class Session(AcceleratedTarget, Generic[A]):
     """A plan applied to one target. Use it as the target: calls are forwarded, and attributes read or set.
 
     Several threads may call `generate` of a model: each waits for its turn.

@@ -20,7 +20,7 @@ from mmaccel.comparison.trial import Workload
 from mmaccel.registry import get_method
 from mmaccel.session import accelerate
 
-from ..command import ONE_BY_ONE
+from ..arguments import ONE_BY_ONE
 from ..commits import Commits
 from . import page
 from .cases import cases

@@ -1,4 +1,4 @@
-"""Kept: what all passes with kept keys and values have in common."""
+"""KeptStates: what all passes with kept keys and values have in common."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Kept:
+class KeptStates:
     """Keys and values by layer, and what attention does with them in the pass that runs.
 
     Attributes

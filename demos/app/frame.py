@@ -14,12 +14,12 @@ import gradio as gr
 from mmaccel.errors import SettingError
 
 from .limits import Limits
-from .looks.race import ACCELERATED, Race, notice
+from .looks.board import ACCELERATED, Progress, notice
 from .models import Models
 from .runs import Runs, Stopped, log, readable
 
 QUEUE = "models"  # of heavy work; Gradio's own would neither tell nor end what waits in it
-EVERY = 0.15  # seconds between two looks at a race
+EVERY = 0.15  # seconds between two looks at the progress
 
 Work = Callable[..., Any]
 
@@ -59,14 +59,14 @@ class Frame:
 
         Work that yields shows what it has so far. It calls `run.check()` or `run.tell()` often, so that it ends when
         its visitor does not want it any more; whatever it raises becomes a message. Meanwhile the first output, the
-        board, shows the stages `lanes` racing.
+        board, shows how far the stages `lanes` are.
         """
 
         def handle(request: gr.Request, *values: Any) -> Any:
-            race, rest = Race(lanes), [gr.skip() for _ in outputs[1:]]
+            progress, rest = Progress(lanes), [gr.skip() for _ in outputs[1:]]
             try:
-                for made in self._made(visitor(request), race, work, values):
-                    yield [race.page(), *rest] if made is None else made
+                for made in self._made(visitor(request), progress, work, values):
+                    yield [progress.page(), *rest] if made is None else made
                 return
             except Stopped:
                 told = notice("Stopped", "The run was stopped.")
@@ -87,13 +87,13 @@ class Frame:
                 api_visibility="private",
             )
 
-    def _made(self, who: str, race: Race, work: Work, values: Sequence[Any]) -> Iterator[Any]:
+    def _made(self, who: str, progress: Progress, work: Work, values: Sequence[Any]) -> Iterator[Any]:
         """What work returns or yields, and None whenever it has been waiting or busy for a while."""
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._make_room()
         live = ExitStack()
-        run = live.enter_context(self.runs.begin(who, race.tell))
-        race.tell(0.0, "wait")
+        run = live.enter_context(self.runs.begin(who, progress.tell))
+        progress.tell(0.0, "wait")
 
         def pump() -> None:
             try:

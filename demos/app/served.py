@@ -9,7 +9,7 @@ import gradio as gr
 from gradio.routes import App, ORJSONResponse
 from starlette.types import ASGIApp
 
-from .door import Door
+from .door import DemoDoor
 from .limits import Limits
 from .uploads.quota import Quota
 
@@ -23,7 +23,7 @@ class Served(App):
 
     def build_middleware_stack(self) -> ASGIApp:
         inner = Quota(super().build_middleware_stack(), self.uploaded_file_dir, self.limits)
-        return Door(inner, self.hosts)
+        return DemoDoor(inner, self.hosts)
 
 
 def take_only_uploads(blocks: gr.Blocks) -> None:

@@ -17,7 +17,7 @@ from ..serve.metrics import Metrics
 from .streams import Streams
 
 if TYPE_CHECKING:
-    from ..serve.sockets import Line
+    from ..serve.sockets import Connection
 
 log = logging.getLogger("mmaccel.serve")
 ATTEMPTS = 3  # of a request whose replica ends while it works on it; it may be the request that ends it
@@ -103,7 +103,7 @@ class RemoteEndpoint(Endpoint[Forwarded]):
         """What was asked for, apart from files."""
         return {name: value for name, value in request.body.items() if isinstance(value, str)}
 
-    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+    def sockets(self) -> Mapping[str, Callable[[Connection], Awaitable[None]]]:
         return {path: partial(self.streams.relay, path) for path in self.bare.sockets()}
 
     def pages(self) -> Mapping[str, str]:

@@ -30,6 +30,7 @@ from .keys import Key
 from .metrics import Metrics
 from .promises import Promises
 from .sockets import Sockets
+from .worker import Worker
 
 MOST_VALUES = 300_000  # of a request in JSON, a few of which are files as one text each
 # A page loads nothing from elsewhere, and no other page may hold it in a frame.
@@ -86,7 +87,8 @@ class Server:
         self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), Key(key)
         self.metrics, self.began = Metrics(), int(time.time())
         self.parsing, self.cores = 0, asyncio.Semaphore(os.cpu_count() or 1)
-        self.worker = endpoint.worker(self.metrics, self.limits.waiting, self.limits.batch)
+        given = self.metrics, self.limits.waiting, self.limits.batch
+        self.worker = endpoint.worker(*given) or Worker(endpoint, *given)
         most, idle = self.limits.sockets, self.limits.idle_seconds
         self.promises = Promises(endpoint, self.key)
         pages = endpoint.pages().items()

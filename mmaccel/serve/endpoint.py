@@ -15,7 +15,7 @@ from ..uploads.limits import UploadLimits
 
 if TYPE_CHECKING:
     from .metrics import Metrics
-    from .sockets import Line
+    from .sockets import Connection
 
 Answer = dict[str, Any] | str | bytes  # JSON, a text as it is, or a file
 LARGEST_SEED = 2**63 - 1
@@ -145,16 +145,14 @@ class Endpoint(ABC, Generic[R]):
         return
 
     def worker(self, metrics: Metrics, waiting: int, batch: int) -> Any:
-        """What requests are submitted to, as :class:`mmaccel.serve.worker.Worker` has it."""
-        from .worker import Worker
-
-        return Worker(self, metrics, waiting, batch)
+        """What requests are submitted to instead of a :class:`mmaccel.serve.worker.Worker`; None (default) for one."""
+        return None
 
     def described(self, request: R) -> dict[str, Any]:
         """What a promise says of a request."""
         return {}
 
-    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+    def sockets(self) -> Mapping[str, Callable[[Connection], Awaitable[None]]]:
         """What talks over a websocket, by path; by default nothing does."""
         return {}
 

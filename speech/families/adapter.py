@@ -13,10 +13,11 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.errors import AudioError, SettingError
 
+from ..decoding.redecode import CrossPasses, Hypothesis, decode
+
 if TYPE_CHECKING:
     from ..decoding.cross_cache import CrossCache
     from ..decoding.gathering import Gathering
-    from ..decoding.redecode import Hypothesis
 
 
 AUTO = "auto"  # the language that asks the model which one it hears
@@ -160,14 +161,10 @@ class SpeechAdapter(Adapter):
         gathering: Gathering | None = None,
     ) -> Hypothesis:
         """The text of a piece of audio; a draft changes nothing but the work, nor do passes shared with others."""
-        from ..decoding.redecode import decode  # which needs this module
-
         return decode(self, encoded, prompt, draft, cache, gathering=gathering)
 
     def passes(self, encoded: Encoded, cache: CrossCache | None = None) -> Passes:
         """The decoder behind a piece of audio."""
-        from ..decoding.redecode import CrossPasses
-
         return CrossPasses(self, encoded, cache)
 
     def _check_samples(self, samples: torch.Tensor) -> float:

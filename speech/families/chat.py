@@ -18,7 +18,7 @@ from mmaccel.patching import hook
 
 from ..decoding.cross_cache import CrossCache
 from .adapter import AUTO, Encoded, Passes, Word, WrittenAdapter
-from .rows import CHAT, Asked
+from .rows import CHAT, TranscriptionPrompt
 from .spelled import spread
 from .timed import on_model
 
@@ -43,7 +43,7 @@ class ChatAdapter(WrittenAdapter):
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         names = (cls.__name__ for cls in type(target).__mro__)
-        self._asked: Asked = next(CHAT[name] for name in names if name in CHAT)
+        self._asked: TranscriptionPrompt = next(CHAT[name] for name in names if name in CHAT)
         self._told: dict[str, Any] = {}
         self._last: int | None = None
 

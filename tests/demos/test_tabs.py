@@ -12,8 +12,8 @@ from mmaccel.demos import app
 from mmaccel.demos.app import Frame, Limits, Models, build
 from mmaccel.demos.app.frame import QUEUE
 from mmaccel.demos.app.looks import panels
+from mmaccel.demos.app.looks.board import ACCELERATED, PLAIN
 from mmaccel.demos.app.looks.gallery import Card, gallery, sample
-from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN
 from mmaccel.demos.app.runs import Run
 from mmaccel.demos.app.tabs import (
     canvas_tab,

@@ -22,7 +22,7 @@ from mmaccel.demos.pages import method_listing
 from mmaccel.files import kept_choices, pictures
 from mmaccel.files.output import check_writable, replacing
 from mmaccel.modality import modalities
-from mmaccel.vlm.command import frames_of
+from mmaccel.vlm.arguments import frames_of
 
 
 def run(capsys, *words):

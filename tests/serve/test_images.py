@@ -13,7 +13,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel.image.generation import ImageSettings
-from mmaccel.image.serving import ENDPOINT, Drawing
+from mmaccel.image.serving import ENDPOINT, PictureRequest
 from mmaccel.modality import get_modality
 from mmaccel.serve.endpoint import Left
 
@@ -84,7 +84,7 @@ def test_clients_of_a_pipeline_get_pictures_of_their_own_prompts():
     """Those that the pipeline draws where each prompt stands once for each of its pictures."""
     painter = get_modality("image").open("tiny-amused")
     prompts = ["big red heart on yellow", "small pizza on green"]
-    asked = [Drawing(prompt=prompt, settings=ImageSettings(count=2), seed=3) for prompt in prompts]
+    asked = [PictureRequest(prompt=prompt, settings=ImageSettings(count=2), seed=3) for prompt in prompts]
     answers = ENDPOINT("tiny-amused", painter, painter.target).answer(asked)
     got = [Image.open(io.BytesIO(base64.b64decode(one["b64_json"]))) for answer in answers for one in answer["data"]]
     repeated = [prompts[0], prompts[0], prompts[1], prompts[1]]
@@ -112,7 +112,7 @@ def test_a_picture_that_nobody_waits_for_is_given_up(endpoint):
     request.left.set()
     with pytest.raises(Left):
         endpoint.answer([request])
-    other = Drawing(prompt="red heart", settings=ImageSettings(), seed=1)
+    other = PictureRequest(prompt="red heart", settings=ImageSettings(), seed=1)
     assert endpoint.answer([request, other]), "one of two is still there"
     assert torch.is_grad_enabled()
 

@@ -16,7 +16,7 @@ from mmaccel.report import Report
 
 from ..frame import Frame, Work
 from ..runs import Run
-from .race import ACCELERATED, PLAIN, Scoreboard, ratio
+from .board import ACCELERATED, PLAIN, Scoreboard, ratio
 
 Parts = Sequence[gr.components.Component]
 

@@ -12,14 +12,14 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.canvas.command import ONE_BY_ONE, QUESTION
+from mmaccel.canvas.arguments import ONE_BY_ONE, QUESTION
 from mmaccel.canvas.method import MASKS
 
 from ..frame import Frame
 from ..limits import Limits, number
 from ..looks import panels
+from ..looks.board import embedded
 from ..looks.gallery import SIDE, Card, gallery
-from ..looks.race import embedded
 from ..runs import Run
 from ..uploads.reading import read_picture
 from .canvas_run import CanvasRequest, fill

@@ -17,8 +17,8 @@ from mmaccel.files import clips
 from ..frame import Frame
 from ..limits import Limits, number
 from ..looks import panels
+from ..looks.board import embedded
 from ..looks.gallery import SIDE, Card, gallery
-from ..looks.race import embedded
 from ..runs import Run
 from ..uploads.reading import read_clip
 from .choice import Choice

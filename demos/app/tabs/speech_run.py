@@ -16,7 +16,7 @@ from mmaccel.speech.families.weights import names
 from mmaccel.speech.policies.policy import StreamingPolicy
 from mmaccel.speech.stream.stats import StreamStats
 
-from ..looks.race import ACCELERATED, PLAIN
+from ..looks.board import ACCELERATED, PLAIN
 from ..models import Models
 from ..runs import Run
 from .live_words import LiveWords

@@ -21,8 +21,8 @@ from mmaccel.speech.stream.stats import StreamStats
 from ..frame import Frame
 from ..limits import Limits, number
 from ..looks import panels
+from ..looks.board import ACCELERATED, PLAIN, Scoreboard, ratio
 from ..looks.gallery import Card, gallery, waves
-from ..looks.race import ACCELERATED, PLAIN, Scoreboard, ratio
 from ..runs import Run
 from ..uploads.reading import read_recording
 from .code import speech_code
