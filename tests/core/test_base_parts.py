@@ -207,7 +207,11 @@ def test_a_modality_is_listed_once_by_rank_and_name_and_loaded_once(quiet):
 
 def test_what_a_modality_is_unless_it_says_otherwise(quiet):
     one = quiet()
-    assert one.models() == ("tiny-quiet",) and one.recognizes("tiny-quiet") and not one.recognizes("tiny")
+    assert (
+        one.models() == one.tab_models() == ("tiny-quiet",)
+        and one.recognizes("tiny-quiet")
+        and not one.recognizes("tiny")
+    )
     assert one.target(("model", "processor")) == "model" and one.target("model") == "model"
     assert one.presets() == one.absent_presets() == one.benchmarks() == {} and one.rank == 100
 

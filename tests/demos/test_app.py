@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageChops
 
 from mmaccel.cli import main as cli
-from mmaccel.demos.app import Limits, Models
+from mmaccel.demos.app import Frame, Limits, Models
 from mmaccel.demos.app.limits import number
 from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.runs import Run, Runs, Stopped, readable
@@ -92,6 +92,17 @@ def test_the_shown_code_films_the_same_clip(models, tmp_path, monkeypatch):
     with Image.open(tmp_path / "clip.webp") as clip:
         assert clip.n_frames == 5
     assert made["fast"].report.speedup is not None
+
+
+def test_what_the_video_tab_says_of_tiny_far_works(models):
+    method, frames = re.search(r"(video\.\S+) and (\d+) frames", video_tab.FAR_NOTE).groups()
+    size = {"frames": frames, "height": "", "width": "", "guidance": ""}
+    fields = ("red heart stays", "balanced", "5", "tiny-far", method, "2")
+    shot = shoot(models, Run(), video_tab.asked(LIMITS, False, *fields, **size))
+    assert len(shot.frames) == int(frames) and shot.report.engaged and not shot.report.warnings
+    with gr.Blocks() as blocks:
+        video_tab.build(Frame(models))
+    assert any(getattr(block, "info", None) == video_tab.FAR_NOTE for block in blocks.blocks.values())
 
 
 def test_the_shown_code_is_the_public_api(models):

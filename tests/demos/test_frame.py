@@ -222,7 +222,7 @@ def opened(monkeypatch):
             raise SettingError("damaged")
         return object()
 
-    modality = types.SimpleNamespace(open=open_, models=lambda: ["small"])
+    modality = types.SimpleNamespace(open=open_, tab_models=lambda: ["small"])
     monkeypatch.setattr(shared_models, "get_modality", lambda kind: modality)
     return calls
 
