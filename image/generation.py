@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoProcessor, Emu3ForConditionalGeneration
 
 from mmaccel import zoo
 from mmaccel.errors import PromptError, UnsupportedTargetError
-from mmaccel.zoo.weights import load_pretrained, no_foreign_code
+from mmaccel.modality import get_modality
+from mmaccel.zoo.weights import check_name, load_pretrained, no_foreign_code
 
 from .painter import ImageSettings, Painted, Painter, language_model
 from .pipeline_painter import draws_codes, index_of, load_pipeline
@@ -90,6 +91,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
 
     Raises
     ------
+    UnknownNameError
+        If there is no model of this name.
     UnsupportedTargetError
         If the checkpoint is of another family, or needs code of its own.
     WeightsError
@@ -102,6 +105,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
             raise UnsupportedTargetError(f"{model} draws no pictures: use `mmaccel run {zoo.modality(model)}`")
         target, processor = zoo.load(model)
         return JanusPainter(model, target.to(device=device, dtype=dtype), processor)
+    check_name("image model", model, own := get_modality("image").models())
     try:
         with no_foreign_code(model):
             family = AutoConfig.from_pretrained(model, trust_remote_code=False).model_type
@@ -115,7 +119,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
                 f" `mmaccel run video PROMPT -o picture.png --model {model}`"
             ) from error
         raise UnsupportedTargetError(
-            f"{model!r} is not a model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
+            f"{model!r} is not a model: give a zoo name ({', '.join(own)}), a hub id or a folder"
             f" with a config.json ({str(error).splitlines()[0]})"
         ) from error
     if family not in FAMILIES:

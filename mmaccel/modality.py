@@ -91,6 +91,10 @@ class Modality(ABC):
         """Names of the models that need no download; default :attr:`model` alone."""
         return (self.model,)
 
+    def tab_models(self) -> tuple[str, ...]:
+        """Those of them that its tab of the demo can run; default all."""
+        return self.models()
+
     def recognizes(self, model: str) -> bool:
         """Whether a model's name or folder shows that it is of this modality."""
         return model in self.models()

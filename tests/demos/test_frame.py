@@ -164,12 +164,38 @@ def test_work_that_waits_is_never_begun_for_who_left():
     assert not seen and frame.runs.count() == 0
 
 
-def test_who_leaves_is_forgotten_by_all_tabs():
+def test_who_stops_ends_all_that_they_run_await_or_say():
     frame, gone = Frame(), []
-    frame.goodbyes.extend((lambda who: gone.append(("one", who)), lambda who: gone.append(("two", who))))
+    frame.ends.extend((lambda who: gone.append(("one", who)), lambda who: gone.append(("two", who))))
     with frame.runs.begin("a", lambda *_: None) as run:
-        frame.leave(request("a"))
+        frame.stop(request("a"))
     assert run.stopped and gone == [("one", "a"), ("two", "a")]
+
+
+def test_a_stop_ends_what_waits_at_once_and_nobody_else_s():
+    frame, go, begun = Frame(), threading.Event(), []
+    (first,) = handler(frame, lambda run: go.wait(10) and run.check())
+    (next_one,) = handler(frame, lambda run, who: begun.append(who) or ["a", "b"])
+    running, waiting, other = first(request("a")), next_one(request("a"), "a"), next_one(request("b"), "b")
+    assert [frame.runs.count() for one in (running, waiting, other) if next(one)] == [1, 2, 3]
+    assert "Waiting for another run" in next(waiting)[0]
+    frame.stop(request("a"))
+    assert "The run was stopped." in list(waiting)[-1][0] and not go.is_set(), "it waits for its turn to end"
+    assert frame.runs.count() == 2
+    go.set()
+    assert "The run was stopped." in list(running)[-1][0]
+    assert list(other)[-1] == ["a", "b"] and begun == ["b"] and frame.runs.count() == 0
+
+
+def test_only_so_many_wait():
+    frame, go = Frame(limits=Limits(waiting=1)), threading.Event()
+    (start,) = handler(frame, lambda run: go.wait(10) and ["a", "b"])
+    one, two, three = (start(request()) for _ in range(3))
+    next(one), next(two)
+    ((board, rest),) = three
+    assert "no more than 1 runs may wait" in board and rest == gr.skip()
+    go.set()
+    assert list(one)[-1] == list(two)[-1] == ["a", "b"] and list(start(request()))[-1] == ["a", "b"]
 
 
 def test_a_stop_is_said_on_the_board_and_the_rest_stays(caplog):
@@ -196,7 +222,7 @@ def opened(monkeypatch):
             raise SettingError("damaged")
         return object()
 
-    modality = types.SimpleNamespace(open=open_, models=lambda: ["small"])
+    modality = types.SimpleNamespace(open=open_, tab_models=lambda: ["small"])
     monkeypatch.setattr(shared_models, "get_modality", lambda kind: modality)
     return calls
 

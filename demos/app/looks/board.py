@@ -16,7 +16,7 @@ from PIL import Image
 PLAIN, ACCELERATED = "plain", "accelerated"
 # What is said of a stage while it lasts.
 SAID = {
-    "wait": "Waiting for another visitor's run to end.",
+    "wait": "Waiting for another run to end.",
     "load": "Loading the model, once for all visitors.",
     "warm up": "Warming up with a run that is not counted.",
     PLAIN: "First the plain model, alone: two runs at once would slow each other.",

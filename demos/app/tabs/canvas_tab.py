@@ -59,7 +59,7 @@ def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, path: 
     with run.stage("read"):
         shown = read_picture(path, frame.limits)
     made = fill(frame.models, run, request, shown)
-    told = results.values(run, request.choice.seed, made.report, canvas_code(request))
+    told = results.values(run, request.choice.seed, made.report, canvas_code(request, frame.models))
     texts = panels.both_texts(made.plain, made.text, alone=f"<p>{html.escape(made.text)}</p>")
     return [panels.verdict(made.report, made.cost), texts, gr.update(value=made.committed, visible=True), *told]
 

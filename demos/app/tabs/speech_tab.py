@@ -137,7 +137,7 @@ def _transcribe(
     for heard, saved in steps(run, frame.models, samples, request):  # noqa: B007  the last ones are used below
         yield [gr.skip(), heard.words.page(), *(gr.skip() for _ in range(OTHERS))]
     board = _verdict(saved, heard.stats)
-    yield [board, *end(heard.words, run, str(heard.stats), speech_code(request), saved)]
+    yield [board, *end(heard.words, run, str(heard.stats), speech_code(request, frame.models), saved)]
 
 
 def _verdict(saved: Saved | None, stats: StreamStats) -> str:
