@@ -23,7 +23,7 @@ from mmaccel.report import Report
 from mmaccel.stepping.branches import MOST_BRANCHES, Branches
 from mmaccel.stepping.run import SamplerRun
 
-from .families.adapter import END, PipelineSession
+from .families.adapter import END, IN_CALLBACK, PipelineSession
 from .families.compiled import AGAIN, refuse_compiled_later
 from .families.families import arguments, latents_of, text_of
 from .samplers import first_step, levels_of, made_steps, step_names
@@ -90,12 +90,22 @@ class Follower:
         if stepper is not None:
             stepper.close()
 
+    def refuse(self, part: str) -> None:
+        """Refuse a call that comes in the middle of another, before anything of the other is touched."""
+        raise ActiveSessionError(
+            f"{type(self.session.target).__name__} is in the middle of another call, and its {part} serves one at a"
+            f" time: wait for that call, or accelerate a second pipeline with a {part} of its own"
+        )
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another thread is in the middle of a call of the session."""
+        return self.is_called and self.thread != threading.get_ident()
+
     def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
-        if self.is_called and self.thread != threading.get_ident():  # before the sampler of the other call is touched
-            raise ActiveSessionError(
-                f"{type(self.session.target).__name__} is in the middle of another call, and its scheduler serves one"
-                " at a time: wait for that call, or accelerate a second pipeline with a scheduler of its own"
-            )
+        if self.is_elsewhere:
+            self.refuse("scheduler")
+        self.session.memory.pop(IN_CALLBACK, None)  # of a run that ends here
         refuse_compiled_later(*self.session.adapter.denoisers())
         self.drop()  # an interrupted run's memory goes before the new one is made
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
@@ -135,6 +145,9 @@ class Follower:
         self.drop()
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        # by a pipeline that shares the transformer, and has a scheduler of its own
+        if self.stepper is not None and (self.is_elsewhere or IN_CALLBACK in self.session.memory):
+            self.refuse("transformer")
         self.passes += 1
         if self.is_swapped:
             self.drop()

@@ -462,6 +462,73 @@ def test_a_second_call_at_once_is_refused_and_the_first_goes_on():
     assert torch.equal(pipe(**call)[0], plain)
 
 
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("is_thread", (True, False))
+def test_a_pipeline_that_shares_the_transformer_waits_for_the_run(method, is_thread):
+    """In the middle of it, it would get the run's own predictions, though it has a scheduler of its own."""
+    pipe, arguments = examples.wan_pipeline()
+    scheduler = diffusers.UniPCMultistepScheduler(**FLOW)
+    sibling = diffusers.WanPipeline(**{**pipe.components, "scheduler": scheduler})
+    sibling.set_progress_bar_config(disable=True)
+    call, own, found = arguments(steps=12), arguments(steps=6, height=10), []
+    plain = sibling(**own)[0]
+
+    def draw():
+        try:
+            found.append(sibling(**own)[0])
+        except ActiveSessionError as error:
+            found.append(str(error))
+
+    def meanwhile(pipe, step, timestep, kwargs):
+        if step in (5, 11):  # behind the last step the run is over
+            other = threading.Thread(target=draw)
+            other.start() if is_thread else draw()
+            if is_thread:
+                other.join()
+        return kwargs
+
+    with mmaccel.accelerate(pipe, method) as fast:
+        alone, computed = fast(**call)[0], fast.report.details["computed"]
+        assert torch.equal(fast(**call, callback_on_step_end=meanwhile)[0], alone)
+        assert "in the middle of another call, and its transformer serves one at a time" in found[0]
+        assert torch.equal(found[1], plain) and fast.report.details["computed"] == computed
+        draw()
+        assert torch.equal(found[2], plain), "outside of a run it is as before"
+
+
+def test_a_call_within_a_callback_takes_the_run_over():
+    """Of the pipeline itself, whose sampler needs no state of its own."""
+    pipe, arguments = examples.unet_pipeline()
+    call, found = arguments(steps=12), []
+
+    def again(pipe, step, timestep, kwargs):
+        if step == 5:
+            found.append(pipe(**call)[0])
+        return kwargs
+
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        alone = fast(**call)[0]
+        fast(**call, callback_on_step_end=again)
+        assert torch.equal(found[0], alone)
+
+
+def test_the_callbacks_of_diffusers_stay_what_they_are():
+    """Pipelines know them by their type."""
+    seen = []
+
+    class Noted(diffusers.callbacks.PipelineCallback):
+        tensor_inputs = ["latents"]
+
+        def callback_fn(self, pipeline, step_index, timestep, callback_kwargs):
+            seen.append(list(callback_kwargs))
+            return callback_kwargs
+
+    pipe, arguments = examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        fast(**arguments(steps=12), callback_on_step_end=Noted(cutoff_step_ratio=None, cutoff_step_index=1))
+    assert seen == [["latents"]] * 12
+
+
 SIGMAS = [1.0, 0.97, 0.93, 0.88, 0.82, 0.75, 0.66, 0.55, 0.42, 0.3, 0.2, 0.1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -89,6 +91,8 @@ class BlockDiffusionAdapter(DiffusionTransformerAdapter):
 
 PipelineSession = Session[DiffusionTransformerAdapter]
 END = "denoising_end"  # an argument of a call, which a session remembers, since modular pipelines do not
+CALLBACK = "callback_on_step_end"
+IN_CALLBACK = "in callback"  # by this name a session remembers that one is running
 
 
 class DiffusionMethod(Method[PipelineSession]):
@@ -118,6 +122,18 @@ class DiffusionMethod(Method[PipelineSession]):
         session.memory.pop(END, None)
         if kwargs.get(END) is not None:
             session.memory[END] = kwargs[END]
+        callback = kwargs.get(CALLBACK)
+        if callable(callback) and not hasattr(callback, "tensor_inputs"):  # pipelines know diffusers' own by their type
+            kwargs[CALLBACK] = functools.partial(_call_back, session, callback)
+
+
+def _call_back(session: PipelineSession, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A pipeline's callback, which comes between two steps."""
+    session.memory[IN_CALLBACK] = True
+    try:
+        return callback(*args, **kwargs)
+    finally:
+        session.memory.pop(IN_CALLBACK, None)
 
 
 def has_masks(pipe: Any) -> bool:
