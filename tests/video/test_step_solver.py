@@ -73,12 +73,13 @@ def test_steps_are_solved_for_all_prompts(monkeypatch):
 
 
 def test_prompts_come_before_one_among_the_arguments():
-    """In their order; without any it is the one, in a single run."""
+    """In their order; without any it is the one, in a single run, and a string is one of them."""
     pipe, call = prompted()
     more = {"call": call, "prompt": "a single one", "steps": 2}
     assert len(record_products(pipe, PROMPTS, more)) == 2
     assert len(record_products(pipe, [], more)) == len(record_products(pipe, None, more)) == 1
-    assert [prompt for prompt, _ in pipe.asked] == [*PROMPTS, "a single one", "a single one"]
+    assert len(record_products(pipe, "a fox", more)) == 1
+    assert [prompt for prompt, _ in pipe.asked] == [*PROMPTS, "a single one", "a single one", "a fox"]
 
 
 def test_a_calibration_that_breaks_off_leaves_nothing():
