@@ -427,7 +427,7 @@ def test_plans_check_the_second_transformer_too(method):
         mmaccel.plan(pipe, method)
 
 
-@pytest.mark.parametrize("method", OF_BLOCKS[2:], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", (*METHODS, *OF_BLOCKS, *OF_TOKENS, video.Auto()), ids=str)
 def test_a_cache_on_the_second_transformer_is_refused(method):
     (pipe, _), (other, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
     pipe.register_modules(transformer_2=other.transformer)

@@ -13,6 +13,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
 from mmaccel.session import Session
 
+from ..private import check_no_cache
 from .context_parallel import refuse_split
 
 # What denoises, in the order in which a step runs them. A prior that a scheduler of its own steps is not one of them.
@@ -142,7 +143,10 @@ def has_masks(pipe: Any) -> bool:
 
 
 def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
-    """Raise an `UnsupportedTargetError` if the target has no pipeline steps to follow."""
+    """Raise an `UnsupportedTargetError` if the target has no pipeline steps to follow.
+
+    A `ConflictError` if a cache of diffusers' own is on, which counts steps, or reuses those that come to it.
+    """
     name = type(adapter.target).__name__
     if isinstance(adapter.target, torch.nn.Module):
         raise UnsupportedTargetError(
@@ -152,6 +156,8 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
         raise UnsupportedTargetError(f"{method} follows the steps of pipe.scheduler, which {name} does not have")
     if not adapter.denoisers():
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
+    for denoiser in adapter.denoisers():
+        check_no_cache(denoiser)
     scheduler = adapter.target.scheduler
     sampler = type(scheduler).__name__
     if has_masks(adapter.target):

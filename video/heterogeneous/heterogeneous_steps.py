@@ -23,7 +23,6 @@ from ..families.adapter import (
 )
 from ..families.context_parallel import refuse_split
 from ..following import follow
-from ..private import check_no_cache
 from ..samplers import is_flow, is_repeatable
 from .partial import ADVICE, PartialForward
 from .run import HeterogeneousRun
@@ -183,7 +182,6 @@ class HeterogeneousSteps(DiffusionMethod):
             refuse_frame_samplers(adapter.target, f"{self.name}(fraction=..., policy={self.policy!r})")
             refuse_split(adapter.denoisers(), f"{self.name}(fraction=..., policy={self.policy!r})")
             for denoiser in adapter.denoisers():
-                check_no_cache(denoiser)
                 require_divisible(denoiser, ADVICE)
 
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
