@@ -59,9 +59,8 @@ class HeterogeneousSteps(DiffusionMethod):
         at half of 40 steps, less in proportion where one is, and no less than half; with samplers of several past steps
         always half of it.
     correct
-        Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: flow
-        matching in Euler steps, UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the
-        report says so.
+        Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: Euler's,
+        UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the report says so.
     target
         What to be near to: the ``"plain"`` run (default), or the ``"converged"`` one of many more steps. Then a step
         goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
