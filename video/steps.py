@@ -74,6 +74,7 @@ class Follower:
     def __init__(self, session: PipelineSession, make: Callable[[SamplerRun], Stepper]) -> None:
         self.session, self.make = session, make
         self.scheduler = session.target.scheduler
+        self.places = [session.adapter.place(denoiser) for denoiser in session.adapter.denoisers()]
         self.stepper: Stepper | None = None
         self.shapes: dict[int, list[torch.Size]] = {}  # of the latents, by expert
         self.is_called = False  # within a call of the session, in this thread
@@ -273,10 +274,11 @@ class Follower:
 
     def reason(self) -> str:
         """Why steps were not followed."""
-        changed = "pipe.scheduler" if self.is_swapped else "" if self.passes else "its transformer"
-        if changed:
-            return f"{changed} was changed {AGAIN}"
         name = type(self.session.target).__name__
+        if self.is_swapped:
+            return f"pipe.scheduler was changed {AGAIN}"
+        if not self.passes:
+            return f"{name} did not run {' or '.join(self.places)}, unless its transformer was changed {AGAIN}"
         if self.is_full and self.steps:
             return f"{name} makes more than {MOST_BRANCHES} passes in a step"
         return f"{name} does not step pipe.scheduler"

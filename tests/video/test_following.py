@@ -276,7 +276,50 @@ def test_a_transformer_that_is_swapped_is_said():
         assert not fast.report.warnings
         pipe.register_modules(transformer=other.transformer)
         fast(**arguments(steps=12))
-        assert any("its transformer was changed" in text for text in fast.report.warnings)
+        told = "WanPipeline did not run pipe.transformer, unless its transformer was changed after accelerate()"
+        assert any(told in text for text in fast.report.warnings)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_a_transformer_for_references_is_followed(method):
+    """As MiniMax-H3 runs it in place of the other, which may not even be loaded."""
+
+    class Referring(loop.Loop):
+        def __init__(self, transformer, transformer_ref, scheduler):
+            super().__init__(transformer, scheduler)
+            self.register_modules(transformer_ref=transformer_ref)
+
+        def __call__(self, *given, **named):
+            whole, self.transformer = self.transformer, self.transformer_ref
+            try:
+                return super().__call__(*given, **named)
+            finally:
+                self.transformer = whole
+
+    (made, start, call), (other, _, _) = loop.pipeline("WanTransformer3DModel"), loop.pipeline("WanTransformer3DModel")
+    for whole in (made.transformer, None):
+        pipe = Referring(whole, other.transformer, made.scheduler)
+        plain = pipe(start, call, steps=12)
+        with mmaccel.accelerate(pipe, method) as fast:
+            assert not torch.equal(fast(start, call, steps=12), plain)
+            assert fast.report.engaged and not fast.report.warnings and fast.report.plain_forwards == 24
+        assert torch.equal(pipe(start, call, steps=12), plain)
+
+
+def test_a_part_that_is_not_followed_is_told_from_those_that_are():
+    class Apart(loop.Loop):
+        def __init__(self, transformer, transformer_2, other, scheduler):
+            super().__init__(transformer, scheduler)
+            self.register_modules(transformer_2=transformer_2, other=other)
+
+        def _pass(self, state, t, call):
+            return [self.other(state[0], t.expand(1), call["encoder_hidden_states"])[0]]
+
+    made, start, call = loop.pipeline("WanTransformer3DModel")
+    others = [loop.pipeline("WanTransformer3DModel")[0].transformer for _ in range(2)]
+    with mmaccel.accelerate(Apart(made.transformer, *others, made.scheduler), video.EasyCache()) as fast:
+        fast(start, call)
+        assert "Apart did not run pipe.transformer or pipe.transformer_2, unless" in fast.report.warnings[-1]
 
 
 def test_a_sampler_gets_all_that_the_pipeline_gives_it():

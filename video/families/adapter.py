@@ -17,7 +17,15 @@ from ..private import check_no_cache
 from .context_parallel import refuse_split
 
 # What denoises, in the order in which a step runs them. A prior that a scheduler of its own steps is not one of them.
-DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "prior", "decoder")
+DENOISERS = (
+    "transformer",
+    "transformer_2",
+    "transformer_ref",  # in place of the first, where MiniMax-H3 is given references
+    "unconditional_transformer",
+    "unet",
+    "prior",
+    "decoder",
+)
 PRIOR_SCHEDULER = "prior_scheduler"
 TRANSFORMERS = frozenset({"diffusion transformer"})
 UNETS = frozenset({"diffusion unet"})
