@@ -91,21 +91,16 @@ class Follower:
         if stepper is not None:
             stepper.close()
 
-    def refuse(self, part: str) -> None:
-        """Refuse a call that comes in the middle of another, before anything of the other is touched."""
-        raise ActiveSessionError(
-            f"{type(self.session.target).__name__} is in the middle of another call, and its {part} serves one at a"
-            f" time: wait for that call, or accelerate a second pipeline with a {part} of its own"
-        )
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether another thread is in the middle of a call of the session."""
-        return self.is_called and self.thread != threading.get_ident()
+    def refuse_second(self, part: str, in_callback: bool = False) -> None:
+        """Refuse a call in the middle of one that another thread makes, before anything of that one is touched."""
+        if in_callback or (self.is_called and self.thread != threading.get_ident()):
+            raise ActiveSessionError(
+                f"{type(self.session.target).__name__} is in the middle of another call, and its {part} serves one at a"
+                f" time: wait for that call, or accelerate a second pipeline with a {part} of its own"
+            )
 
     def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
-        if self.is_elsewhere:
-            self.refuse("scheduler")
+        self.refuse_second("scheduler")
         self.session.memory.pop(IN_CALLBACK, None)  # of a run that ends here
         refuse_compiled_later(*self.session.adapter.denoisers())
         self.drop()  # an interrupted run's memory goes before the new one is made
@@ -146,9 +141,8 @@ class Follower:
         self.drop()
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
-        # by a pipeline that shares the transformer, and has a scheduler of its own
-        if self.stepper is not None and (self.is_elsewhere or IN_CALLBACK in self.session.memory):
-            self.refuse("transformer")
+        if self.stepper is not None:  # a pipeline with a scheduler of its own may share the transformer
+            self.refuse_second("transformer", IN_CALLBACK in self.session.memory)
         self.passes += 1
         if self.is_swapped:
             self.drop()
@@ -179,8 +173,8 @@ class Follower:
         before = self.shapes.get(run.expert, shapes)
         if before != shapes:
             self.stepper.warn(
-                f"in step {run.step} latents of {list(before[0])} became {list(shapes[0])}: nothing that was kept fits"
-                " them, and the method starts over"
+                f"in step {run.step} {_change(before, shapes)}: nothing that was kept fits them, and the method starts"
+                " over"
             )
             self.drop()
             self.stepper = self.make(run)
@@ -282,6 +276,14 @@ class Follower:
         if self.is_full and self.steps:
             return f"{name} makes more than {MOST_BRANCHES} passes in a step"
         return f"{name} does not step pipe.scheduler"
+
+
+def _change(before: list[torch.Size], after: list[torch.Size]) -> str:
+    """How the latents of a pass differ from those of an earlier one: in their number, or else in a shape."""
+    if len(before) != len(after):  # as lists do, with an entry for each row of a batch
+        return f"{len(before)} latents became {len(after)}"
+    old, new = next((old, new) for old, new in zip(before, after, strict=True) if old != new)
+    return f"latents of {list(old)} became {list(new)}"
 
 
 def count_forwards(stepper: Stepper, done: float) -> None:
