@@ -104,7 +104,7 @@ def _kind(row: Row, kind: str) -> str:
 def _machine() -> str:
     (machine,) = {_machine_of(name) for name in ("video", "long/default_sampler", "vlm", "text")}
     return _filled(
-        f"**Not measured yet: the checkpoints above.** {_gpu()}",
+        f"**Not measured yet: the checkpoints above**, and what pictures by diffusion lose. {_gpu()}",
         f"The other figures above are of the small models of the same classes that come with mmaccel, on one thread of"
         f" an {machine}. `mmaccel.compare` measures your model on your machine.",
     )

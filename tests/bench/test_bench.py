@@ -448,7 +448,7 @@ def test_every_process_goes_on_after_the_parts_that_the_first_has_read():
     class Second(Ranks):
         """Of two, beside a first one that has read part `a`, and then makes `b`."""
 
-        told = [{"a": [row("a")]}, [[row("b")]]]  # noqa: RUF012
+        told = [[{"a": [row("a")]}], [[row("b")]]]  # noqa: RUF012
 
         def gathered(self, make):
             return [self.told.pop(0), make()]
