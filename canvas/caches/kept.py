@@ -1,4 +1,4 @@
-"""Kept: what all passes with kept keys and values have in common."""
+"""KeptStates: what all passes with kept keys and values have in common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_REACHED = (
 )
 
 
-class Kept:
+class KeptStates:
     """Keys and values by layer, and what attention does with them in the pass that runs.
 
     Attributes

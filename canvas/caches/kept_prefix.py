@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .kept import Kept
+from .kept import KeptStates
 
 
-class KeptPrefix(Kept):
+class KeptPrefix(KeptStates):
     """Runs whole passes that keep keys and values of the prefix, and between them passes over the block alone.
 
     Parameters

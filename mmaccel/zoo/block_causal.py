@@ -63,7 +63,7 @@ class BlockCausalModel(torch.nn.Module):
                 " was trained with, such as block_length=32"
             )
         rotary = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-        self._find_places = getattr(getattr(model, "model", None), "get_rope_index", None)
+        self._find_places: Any = getattr(getattr(model, "model", None), "get_rope_index", None)
         self._several = "mrope_section" in rotary
         if self._several and self._find_places is None:
             raise UnsupportedTargetError(
@@ -140,7 +140,7 @@ class BlockCausalModel(torch.nn.Module):
             types = (input_ids == self.config.image_token_id) + 2 * (input_ids == self.config.video_token_id)
             placing = {"mm_token_type_ids": types, **placing}
             grids = {name: value for name, value in visual.items() if name.endswith("grid_thw")}
-            self._places = self._find_places(input_ids, **placing, **grids)[0]  # type: ignore[misc]
+            self._places = self._find_places(input_ids, **placing, **grids)[0]
         encoded = getattr(self.model, call)(visual.pop(kind), **visual).pooler_output
         features = torch.cat([row.flatten(0, -2) for row in encoded]).to(self.device)
         placed = input_ids == getattr(self.config, placeholder)

@@ -11,7 +11,7 @@ import torch
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import unknown_name
 
-from ..decoding.transducer_greedy import Emission, TransducerGreedy
+from ..decoding.transducer_greedy import EmittedToken, TransducerGreedy
 from .adapter import AUTO, Encoded
 from .nemotron import NemotronStream
 from .rows import STREAMING_TRANSDUCERS, TRANSDUCERS
@@ -135,7 +135,7 @@ def each_told(tokenizer: Any, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True, **told)).strip()
 
 
-def timed(emissions: Sequence[Emission], size: int) -> list[TimedToken]:
+def timed(emissions: Sequence[EmittedToken], size: int) -> list[TimedToken]:
     """Tokens with their samples, where a frame has `size`."""
     return [TimedToken(one.token, one.frame * size, one.end * size) for one in emissions]
 
