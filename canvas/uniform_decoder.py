@@ -30,7 +30,7 @@ class UniformDecoder(Follower):
     def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
         super().__init__(session, methods)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
-        self.lookahead = Lookahead(dave.drafts if dave else 1, pipe.scheduler)
+        self.lookahead = Lookahead(dave.drafts if dave else 1, pipe.scheduler, pipe.model.dtype)
         self._forget()
 
     def _forget(self) -> None:

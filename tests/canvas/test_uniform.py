@@ -14,7 +14,7 @@ from mmaccel.canvas import private
 from mmaccel.canvas.comparing import CanvasTrial
 from mmaccel.canvas.examples import bidirectional
 from mmaccel.canvas.uniform_examples import CANVAS, VOCABULARY, uniform
-from mmaccel.canvas.verifiers.lookahead import Lookahead
+from mmaccel.canvas.verifiers.lookahead import Known, Lookahead
 from mmaccel.errors import UnsupportedTargetError
 
 SCHEDULERS = (BlockRefinementScheduler, EntropyBoundScheduler, DiscreteDDIMScheduler)
@@ -57,6 +57,28 @@ def test_noise_of_any_device_is_known_ahead(monkeypatch):
     ahead = Lookahead(2, BlockRefinementScheduler())
     ahead.told = {}
     assert ahead._ahead(torch.device("mps")) == "state of mps"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "apart", "same"),
+    [
+        (torch.float32, 1e-3, False),
+        (torch.bfloat16, 0.005, True),
+        (torch.bfloat16, 0.05, False),  # which is little beside 1, and much of chances that are small
+        (torch.float16, 5e-4, True),
+        (torch.float16, 0.005, False),
+    ],
+)
+def test_chances_are_compared_to_the_rounding_of_the_weights(dtype, apart, same):
+    """The model gives its logits in float32, whatever its weights are in."""
+    pipe, _ = uniform()
+    pipe.model.to(dtype)
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        lookahead = fast.adapter.decoder.lookahead
+    ids, logits = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, VOCABULARY)
+    other = logits.clone()
+    other[..., 0] = apart  # chances of about 1/64, and one that is larger by such a share
+    assert lookahead._same(Known(ids, logits, logits), ids, other) == same
 
 
 def test_what_is_kept_for_later_steps_is_counted():
