@@ -141,7 +141,7 @@ class BlockDecoder(Follower):
         self.passes += 1
         if self.prefix is None:
             self.computed += 1
-            return original(ids, **kwargs).logits  # type: ignore[no-any-return]
+            return original(ids, **kwargs).logits
         logits, share = self.prefix.compute(original, ids, len(own), self.length, kwargs)
         self.computed += share
         return logits

@@ -30,6 +30,11 @@ __all__ = [
 
 
 class JanusPainter(Painter):
+    def size(self) -> tuple[int, int]:
+        codes = self.target.config.vq_config
+        side = codes.num_patches * 2 ** (len(codes.channel_multiplier) - 1)  # levels of its decoder; all but one double
+        return side, side
+
     def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         if getattr(self.processor, "chat_template", None):  # checkpoints were trained on prompts within it
             chats = [[{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts]
@@ -47,6 +52,11 @@ class JanusPainter(Painter):
 class Emu3Painter(Painter):
     NEGATIVE = "lowres, bad anatomy, bad hands, text, error, worst quality, low quality, jpeg artifacts, blurry."
     GUIDANCE = 3.0
+
+    def size(self) -> tuple[int, int]:
+        height, width = (int(n) for n in self.inputs(["fox"], ImageSettings())["image_sizes"][0])
+        scale = 2 ** (len(self.target.config.vq_config.channel_multiplier) - 1)
+        return width * scale, height * scale
 
     def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         def encode(text: list[str]) -> Any:

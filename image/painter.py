@@ -66,6 +66,10 @@ class Painter(ABC):
         self.name, self.target, self.processor = name, target, processor
 
     @abstractmethod
+    def size(self) -> tuple[int, int]:
+        """Width and height of its pictures."""
+
+    @abstractmethod
     def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         """Arguments of `generate`."""
 

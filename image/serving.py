@@ -48,9 +48,13 @@ class ImageEndpoint(Endpoint[PictureRequest]):
         )
         fields.only("response_format", "b64_json")
         fields.only("output_format", "png")
-        for name in ("size", "quality", "background", "moderation"):
+        width, height = self.opened.size()
+        fields.only("size", "auto", f"{width}x{height}")
+        for name in ("quality", "background", "moderation"):
             fields.only(name, "auto")
         fields.only("stream", False)
+        fields.only("partial_images", 0)
+        fields.only("output_compression", 100)
         fields.take("user")
         fields.end()
         check_prompts(self.opened, [prompt])

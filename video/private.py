@@ -19,12 +19,13 @@ CHILDREN = "_child_registries_cache"
 CONFIG = "_cache_config"
 PARALLEL = "_parallel_config"
 GROUPED = "group_offloading"
+EXACT = "TextKVCacheConfig"  # of the cache that only spares projecting the text again
 
 
 def check_no_cache(denoiser: torch.nn.Module) -> None:
-    """Raise a `ConflictError` if a cache of diffusers' own is on."""
+    """Raise a `ConflictError` if a cache of diffusers' own is on, unless it is exact."""
     config = getattr(denoiser, CONFIG, None)
-    if config is not None:
+    if config is not None and type(config).__name__ != EXACT:
         raise ConflictError(
             f"{type(denoiser).__name__} has {type(config).__name__} enabled already: call .disable_cache() on it first"
         )

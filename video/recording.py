@@ -48,11 +48,12 @@ def plain_runs(
     method
         The method to calibrate; it first checks the pipeline.
     prompts
-        One run for each; None makes a single run with the arguments as they are.
+        One run for each, or for a single string; None makes a single run with the arguments as they are.
     call
         Further arguments of the pipeline.
     """
     with accelerate(pipe, _Recording(method, recorder)) as session:
-        for more in tqdm([{"prompt": prompt} for prompt in prompts or ()] or [{}], desc="plain runs", leave=False):
+        asked = [prompts] if isinstance(prompts, str) else prompts or ()
+        for more in tqdm([{"prompt": prompt} for prompt in asked] or [{}], desc="plain runs", leave=False):
             session(**{**call, **more})
             yield session.memory

@@ -20,6 +20,7 @@ TRAINED = 1000  # timesteps that samplers count down from
 # Samplers whose step is a function of their state and of what they are given, with nothing drawn.
 REPEATABLE = (
     "FlowMatchEulerDiscreteScheduler",
+    "EulerDiscreteScheduler",
     "UniPCMultistepScheduler",
     "DPMSolverMultistepScheduler",
     "DEISMultistepScheduler",

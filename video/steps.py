@@ -23,7 +23,7 @@ from mmaccel.report import Report
 from mmaccel.stepping.branches import MOST_BRANCHES, Branches
 from mmaccel.stepping.run import SamplerRun
 
-from .families.adapter import END, PipelineSession
+from .families.adapter import END, IN_CALLBACK, PipelineSession
 from .families.compiled import AGAIN, refuse_compiled_later
 from .families.families import arguments, latents_of, text_of
 from .samplers import first_step, levels_of, made_steps, step_names
@@ -74,6 +74,7 @@ class RunFollower:
     def __init__(self, session: PipelineSession, make: Callable[[SamplerRun], Stepper]) -> None:
         self.session, self.make = session, make
         self.scheduler = session.target.scheduler
+        self.places = [session.adapter.place(denoiser) for denoiser in session.adapter.denoisers()]
         self.stepper: Stepper | None = None
         self.shapes: dict[int, list[torch.Size]] = {}  # of the latents, by expert
         self.is_called = False  # within a call of the session, in this thread
@@ -90,12 +91,17 @@ class RunFollower:
         if stepper is not None:
             stepper.close()
 
-    def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
-        if self.is_called and self.thread != threading.get_ident():  # before the sampler of the other call is touched
+    def refuse_second(self, part: str, in_callback: bool = False) -> None:
+        """Refuse a call in the middle of one that another thread makes, before anything of that one is touched."""
+        if in_callback or (self.is_called and self.thread != threading.get_ident()):
             raise ActiveSessionError(
-                f"{type(self.session.target).__name__} is in the middle of another call, and its scheduler serves one"
-                " at a time: wait for that call, or accelerate a second pipeline with a scheduler of its own"
+                f"{type(self.session.target).__name__} is in the middle of another call, and its {part} serves one at a"
+                f" time: wait for that call, or accelerate a second pipeline with a {part} of its own"
             )
+
+    def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        self.refuse_second("scheduler")
+        self.session.memory.pop(IN_CALLBACK, None)  # of a run that ends here
         refuse_compiled_later(*self.session.adapter.denoisers())
         self.drop()  # an interrupted run's memory goes before the new one is made
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
@@ -135,6 +141,8 @@ class RunFollower:
         self.drop()
 
     def forward(self, expert: int, denoiser: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        if self.stepper is not None:  # a pipeline with a scheduler of its own may share the transformer
+            self.refuse_second("transformer", IN_CALLBACK in self.session.memory)
         self.passes += 1
         if self.is_swapped:
             self.drop()
@@ -165,8 +173,8 @@ class RunFollower:
         before = self.shapes.get(run.expert, shapes)
         if before != shapes:
             self.stepper.warn(
-                f"in step {run.step} latents of {list(before[0])} became {list(shapes[0])}: nothing that was kept fits"
-                " them, and the method starts over"
+                f"in step {run.step} {_change(before, shapes)}: nothing that was kept fits them, and the method starts"
+                " over"
             )
             self.drop()
             self.stepper = self.make(run)
@@ -260,13 +268,22 @@ class RunFollower:
 
     def reason(self) -> str:
         """Why steps were not followed."""
-        changed = "pipe.scheduler" if self.is_swapped else "" if self.passes else "its transformer"
-        if changed:
-            return f"{changed} was changed {AGAIN}"
         name = type(self.session.target).__name__
+        if self.is_swapped:
+            return f"pipe.scheduler was changed {AGAIN}"
+        if not self.passes:
+            return f"{name} did not run {' or '.join(self.places)}, unless its transformer was changed {AGAIN}"
         if self.is_full and self.steps:
             return f"{name} makes more than {MOST_BRANCHES} passes in a step"
         return f"{name} does not step pipe.scheduler"
+
+
+def _change(before: list[torch.Size], after: list[torch.Size]) -> str:
+    """How the latents of a pass differ from those of an earlier one: in their number, or else in a shape."""
+    if len(before) != len(after):  # as lists do, with an entry for each row of a batch
+        return f"{len(before)} latents became {len(after)}"
+    old, new = next((old, new) for old, new in zip(before, after, strict=True) if old != new)
+    return f"latents of {list(old)} became {list(new)}"
 
 
 def count_forwards(stepper: Stepper, done: float) -> None:

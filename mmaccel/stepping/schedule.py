@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -185,18 +186,33 @@ def spread(between: range, count: int) -> set[int]:
     return set(found)
 
 
-def chosen(steps: int, computed: tuple[int, ...]) -> Schedule:
+def chosen(steps: int, computed: tuple[int, ...], first: int | None = None) -> Schedule:
     """Full steps at the given indices, and nowhere else.
+
+    Parameters
+    ----------
+    steps
+        Length of the run.
+    computed
+        Indices, two or more.
+    first
+        The step that the run begins with, if it is known.
 
     Raises
     ------
     SettingError
-        If the run has fewer steps.
+        If the run has fewer steps, or more than lie between any two of these before the first or behind the last.
     """
+    advice = f"take as many as when these were solved, or calibrate with {steps}"
     if computed[-1] >= steps:
+        raise SettingError(f"step {computed[-1]} is to be computed, and the run has only {steps} steps: {advice}")
+    longest = max(after - before for before, after in itertools.pairwise(computed))
+    if steps - 1 - computed[-1] > longest:
+        raise SettingError(f"step {computed[-1]} is the last to be computed, and the run has {steps} steps: {advice}")
+    if first is not None and computed[0] - first > longest:
         raise SettingError(
-            f"step {computed[-1]} is to be computed, and the run has only {steps} steps: take as many as when these"
-            f" were solved, or calibrate with {steps}"
+            f"step {computed[0]} is the first to be computed, and the run begins with step {first}: take the strength"
+            " with which these were solved, or calibrate again"
         )
     return Schedule(tuple(float(k in computed) for k in range(steps)))
 

@@ -35,8 +35,8 @@ class ChatAdapter(WrittenAdapter):
 
     family = "speech_chat"
     classes: ClassVar[tuple[str, ...]] = tuple(CHAT)
-    longest: ClassVar[float | None] = 30.0
-    tokens_per_second: ClassVar[float] = 12.0  # of large vocabularies in any language
+    longest = 30.0
+    tokens_per_second = 12.0  # of large vocabularies in any language
     spare_tokens: ClassVar[int] = 16  # some write the language first
     advice: ClassVar[str] = "its streams verify drafts by themselves: take speech.StreamingRecognizer"
 

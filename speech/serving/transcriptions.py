@@ -72,6 +72,8 @@ class TranscriptionEndpoint(Endpoint[TranscriptionRequest]):
 
     def parse(self, body: Mapping[str, Any]) -> TranscriptionRequest:
         fields = Fields(body)
+        if not isinstance(body.get("file"), Upload):
+            raise SettingError("file is missing: send a recording, such as talk.wav, as multipart/form-data")
         given, times = fields.take("file"), fields.take("timestamp_granularities", [])
         texts = {name: fields.take(name, default) for name, default in TEXTS.items()}
         fields.only("temperature", "0", "0.0")
@@ -139,10 +141,8 @@ def _check_used(form: str, times: list[Any], streams: bool) -> None:
         raise SettingError(f"timestamp_granularities with response_format={form!r}: ask for 'verbose_json'")
 
 
-def _samples(given: Any) -> torch.Tensor:
+def _samples(given: Upload) -> torch.Tensor:
     """The sound of a file that came with a request."""
-    if not isinstance(given, Upload):
-        raise SettingError("file is missing: send a recording, such as talk.wav")
     suffix = PurePosixPath(given.name.replace("\\", "/")).suffix
     with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
         path = Path(folder) / f"recording{suffix if suffix[1:].isalnum() and len(suffix) < 8 else ''}"

@@ -125,6 +125,7 @@ def test_a_stream_ends_with_all_events_of_its_end(monkeypatch):
 
 class Clip(Echo):
     later, media = "video", "video/mp4"
+    takes_forms = True
 
 
 def test_promises_are_kept_by_replicas_too():
@@ -138,6 +139,11 @@ def test_promises_are_kept_by_replicas_too():
                 break
             time.sleep(0.02)
         assert told["status"] == "completed" and told["progress"] == 100
+
+
+def test_a_promise_tells_numbers_of_json_as_texts_of_a_form():
+    endpoint = RemoteEndpoint("echo", Clip, Handle(), (Lost,), 2, None)
+    assert endpoint.described(endpoint.parse({"text": "hi", "seconds": 4})) == {"text": "hi", "seconds": "4"}
 
 
 def test_a_promise_tells_its_own_state_whatever_was_asked_for():

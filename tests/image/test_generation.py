@@ -356,6 +356,22 @@ def test_pictures_of_emu3_begin_behind_the_prompt():
     assert picture.size == (24, 16), "width first"
 
 
+@torch.no_grad()
+def test_a_painter_tells_the_size_of_its_pictures():
+    janus = TinyPainter()
+    assert janus.size() == janus.pictures(torch.zeros(1, LENGTH, dtype=torch.long), {})[0].size
+    model, arguments = examples.emu3()
+    emu3 = generation.Emu3Painter("emu3", model, None)
+    inputs = {**arguments(1), "image_sizes": torch.tensor([[2, 3]])}
+    emu3.inputs = lambda prompts, settings: inputs
+    tokens = torch.cat(
+        [inputs["input_ids"], torch.full((1, 2 * (3 + 1) + 3), 8)], 1
+    )  # ends of rows, and of the picture
+    assert emu3.size() == emu3.pictures(tokens, inputs)[0].size
+    amused = Modality().open("tiny-amused")
+    assert amused.size() == amused.pictures(torch.zeros(1, 16, 16, dtype=torch.long), {})[0].size
+
+
 def test_pixels_are_clipped_and_cut_off():
     """As transformers' own processors do, so that the same codes are the same picture."""
     pixels = torch.tensor([-2.0, -1.0, 0.0, 0.5, 1.0, 3.0])

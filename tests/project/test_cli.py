@@ -296,6 +296,18 @@ def test_signal_handlers_are_put_back(capsys):
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_what_nohup_lets_ignore_stays_ignored(capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr(machine, "machine", lambda: seen.append(signal.getsignal(signal.SIGHUP)) or {})
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(capsys, "env")
+        assert seen == [signal.getsignal(signal.SIGHUP)] == [signal.SIG_IGN]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_text_in_another_encoding_is_one_line(capsys):
     assert cli.main(["run", "image", "red h\udce9art", "-o", "heart.png"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("mmaccel: 'red h\\udce9art' is not in UTF-8")

@@ -40,6 +40,11 @@ def test_no_two_public_classes_of_the_product_have_one_name():
     assert {name for name in names if names.count(name) > 1} == {"Endpoint"}  # of a server, and of speech
 
 
+def test_types_are_told_instead_of_ignored():
+    lines = [(path, line) for path in modules().values() for line in path.read_text().splitlines()]
+    assert [f"{path}: {line.strip()}" for path, line in lines if "type: ignore" in line] == []
+
+
 def test_imports_make_no_circle():
     """Those inside of functions count as well; only what is imported for its type alone does not."""
     found = modules()

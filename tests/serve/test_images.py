@@ -103,8 +103,10 @@ def test_the_plain_model_is_served_too(painter, endpoint):
 
 def test_values_that_ask_for_nothing_are_taken(endpoint):
     asked = dict.fromkeys(("size", "quality", "background", "moderation"), "auto")
+    asked |= {"partial_images": 0, "output_compression": 100}
     neutral = endpoint.parse({"prompt": "red heart", "stream": False, "output_format": "png", **asked})
     assert neutral.settings == endpoint.parse({"prompt": "red heart"}).settings
+    assert endpoint.parse({"prompt": "red heart", "size": "64x64"}).settings == neutral.settings, "its own"
 
 
 def test_a_picture_that_nobody_waits_for_is_given_up(endpoint):
@@ -134,12 +136,15 @@ def test_a_plain_picture_that_nobody_waits_for_is_given_up_too(painter, endpoint
         ({"prompt": "zeppelin"}, "zeppelin"),
         ({"prompt": "red heart", "n": 99}, "n=99: give a whole number from 1 to 10"),
         ({"prompt": "red heart", "response_format": "url"}, "this server takes 'b64_json' only"),
-        ({"prompt": "red heart", "size": "1024x1024"}, "takes 'auto' only"),
+        ({"prompt": "red heart", "size": "1024x1024"}, "takes 'auto' or '64x64' only"),
         ({"prompt": "red heart", "extra_body": {"seed": -1}}, "seed=-1"),
         ({"prompt": "red heart", "extra_body": {"seed": True}}, "seed=True"),
         ({"prompt": "red heart", "extra_body": {"temperature": "hot"}}, "temperature='hot': give a number"),
         ({"prompt": "red heart", "quality": "hd"}, "quality='hd': this server takes 'auto' only"),
         ({"prompt": "red heart", "stream": True}, "stream=True: this server takes False only"),
+        ({"prompt": "red heart", "stream": 0}, "stream=0: this server takes False only"),
+        ({"prompt": "red heart", "partial_images": 2}, "partial_images=2: this server takes 0 only"),
+        ({"prompt": "red heart", "output_compression": 50}, "output_compression=50: this server takes 100 only"),
         ({"prompt": "red heart", "style": "vivid"}, "'style' is not used here: leave it out"),
     ),
 )

@@ -16,7 +16,7 @@ from diffusers.configuration_utils import FrozenDict
 import mmaccel
 from mmaccel import video
 from mmaccel.demos.families.models import build
-from mmaccel.errors import ConflictError, UnsupportedTargetError
+from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.stepping.run import SamplerRun
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples, private
@@ -172,6 +172,24 @@ def test_mag_cache_learns_in_the_first_run():
         assert not fast.report.engaged and "measured its ratios in this run" in str(fast.report)
         assert not torch.equal(fast(start, call), plain) and fast.report.engaged
         assert fast(start, call, steps=9).shape == plain.shape
+
+
+def test_mag_cache_learns_nothing_from_a_run_too_short_for_it():
+    """As the call of a server that warms up; the next run that is long enough measures."""
+    pipe, start, call = loop.pipeline(WAN)
+    plain = pipe(start, call, steps=12)
+    with mmaccel.accelerate(pipe, video.MagCache(threshold=1e6)) as fast:
+        for steps in (1, 4, 5):
+            fast(start, call, steps=steps)
+            told = f"measured no ratios: warmup and cooldown take 5 steps and the run has {steps}: lower them, or let"
+            assert told in str(fast.report)
+        assert torch.equal(fast(start, call, steps=12), plain)
+        assert "measured its ratios in this run" in str(fast.report)
+        fast(start, call, steps=12)
+        assert fast.report.engaged and not fast.report.warnings
+    with pytest.raises(SettingError, match="a run had fewer than 2 steps or ended early"):
+        video.calibrate_mag_cache(pipe, start=start, call=call, steps=1)
+    assert len(video.calibrate_mag_cache(pipe, start=start, call=call, steps=2).ratios) == 2
 
 
 def test_mag_cache_reuses_nothing_that_its_first_run_left_out():
@@ -343,7 +361,7 @@ def test_the_private_names_are_there():
 
     pipe, _, _ = loop.pipeline(WAN)
     model = pipe.transformer
-    assert private.CONFIG in vars(diffusers.models.cache_utils.CacheMixin)
+    assert private.CONFIG in vars(diffusers.models.cache_utils.CacheMixin) and hasattr(hooks, private.EXACT)
     model.enable_cache(hooks.FirstBlockCacheConfig())
     registry = vars(model.blocks[0])[private.REGISTRY]
     (hook,) = registry.hooks.values()

@@ -20,7 +20,7 @@ import mmaccel
 from mmaccel import video
 from mmaccel.adapter import find_adapter
 from mmaccel.demos.families.models import build
-from mmaccel.demos.families.sampling import pipeline
+from mmaccel.demos.families.sampling import Sampling, pipeline
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.stepping.branches import Branches
 from mmaccel.testing.snapshot import snapshot
@@ -373,6 +373,32 @@ def test_tokens_are_not_chosen_beside_those_of_given_pictures(method):
             fast(call)
     with mmaccel.accelerate(pipe, video.HeterogeneousSteps(warmup=1)) as fast:
         assert fast(call).isfinite().all() and fast.report.engaged
+
+
+class Steady(Sampling):
+    """With one text tensor for each branch, by whose place in memory diffusers knows it."""
+
+    def _guided(self, whole, inputs, t):
+        if not hasattr(self, "texts"):
+            text = inputs["encoder_hidden_states"]
+            self.texts = text, -text
+        time = torch.full_like(inputs["timestep"], float(t))
+        given = [{**inputs, "hidden_states": whole, "timestep": time, "encoder_hidden_states": x} for x in self.texts]
+        prompt, other = (self.transformer(**branch)[0] for branch in given)
+        return other + 3 * (prompt - other)
+
+
+@pytest.mark.parametrize("method", (video.EasyCache(1e6, warmup=2), video.TeaCache(1e6), video.TaylorSeer(3)), ids=str)
+def test_the_exact_cache_of_projected_text_stays_on(method):
+    made, inputs = pipeline("NucleusMoEImageTransformer2DModel")
+    pipe = Steady(made.scheduler, transformer=made.transformer)
+    plain = pipe(inputs)
+    with mmaccel.accelerate(pipe, method) as fast:
+        alone = fast(inputs)
+    pipe.transformer.enable_cache(diffusers.TextKVCacheConfig())
+    with mmaccel.accelerate(pipe, method) as fast:
+        assert torch.equal(fast(inputs), alone) and not torch.equal(alone, plain)
+    assert torch.equal(pipe(inputs), plain) and pipe.transformer.is_cache_enabled
 
 
 @pytest.mark.parametrize("name", ("LCMScheduler", "TCDScheduler"))

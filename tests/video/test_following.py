@@ -276,7 +276,50 @@ def test_a_transformer_that_is_swapped_is_said():
         assert not fast.report.warnings
         pipe.register_modules(transformer=other.transformer)
         fast(**arguments(steps=12))
-        assert any("its transformer was changed" in text for text in fast.report.warnings)
+        told = "WanPipeline did not run pipe.transformer, unless its transformer was changed after accelerate()"
+        assert any(told in text for text in fast.report.warnings)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_a_transformer_for_references_is_followed(method):
+    """As MiniMax-H3 runs it in place of the other, which may not even be loaded."""
+
+    class Referring(loop.Loop):
+        def __init__(self, transformer, transformer_ref, scheduler):
+            super().__init__(transformer, scheduler)
+            self.register_modules(transformer_ref=transformer_ref)
+
+        def __call__(self, *given, **named):
+            whole, self.transformer = self.transformer, self.transformer_ref
+            try:
+                return super().__call__(*given, **named)
+            finally:
+                self.transformer = whole
+
+    (made, start, call), (other, _, _) = loop.pipeline("WanTransformer3DModel"), loop.pipeline("WanTransformer3DModel")
+    for whole in (made.transformer, None):
+        pipe = Referring(whole, other.transformer, made.scheduler)
+        plain = pipe(start, call, steps=12)
+        with mmaccel.accelerate(pipe, method) as fast:
+            assert not torch.equal(fast(start, call, steps=12), plain)
+            assert fast.report.engaged and not fast.report.warnings and fast.report.plain_forwards == 24
+        assert torch.equal(pipe(start, call, steps=12), plain)
+
+
+def test_a_part_that_is_not_followed_is_told_from_those_that_are():
+    class Apart(loop.Loop):
+        def __init__(self, transformer, transformer_2, other, scheduler):
+            super().__init__(transformer, scheduler)
+            self.register_modules(transformer_2=transformer_2, other=other)
+
+        def _pass(self, state, t, call):
+            return [self.other(state[0], t.expand(1), call["encoder_hidden_states"])[0]]
+
+    made, start, call = loop.pipeline("WanTransformer3DModel")
+    others = [loop.pipeline("WanTransformer3DModel")[0].transformer for _ in range(2)]
+    with mmaccel.accelerate(Apart(made.transformer, *others, made.scheduler), video.EasyCache()) as fast:
+        fast(start, call)
+        assert "Apart did not run pipe.transformer or pipe.transformer_2, unless" in fast.report.warnings[-1]
 
 
 def test_a_sampler_gets_all_that_the_pipeline_gives_it():
@@ -427,7 +470,7 @@ def test_plans_check_the_second_transformer_too(method):
         mmaccel.plan(pipe, method)
 
 
-@pytest.mark.parametrize("method", OF_BLOCKS[2:], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", (*METHODS, *OF_BLOCKS, *OF_TOKENS, video.Auto()), ids=str)
 def test_a_cache_on_the_second_transformer_is_refused(method):
     (pipe, _), (other, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
     pipe.register_modules(transformer_2=other.transformer)
@@ -460,6 +503,73 @@ def test_a_second_call_at_once_is_refused_and_the_first_goes_on():
         assert torch.equal(fast(**call, callback_on_step_end=meanwhile)[0], alone)
         assert len(errors) == 1 and "in the middle of another call" in errors[0]
     assert torch.equal(pipe(**call)[0], plain)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("is_thread", (True, False))
+def test_a_pipeline_that_shares_the_transformer_waits_for_the_run(method, is_thread):
+    """In the middle of it, it would get the run's own predictions, though it has a scheduler of its own."""
+    pipe, arguments = examples.wan_pipeline()
+    scheduler = diffusers.UniPCMultistepScheduler(**FLOW)
+    sibling = diffusers.WanPipeline(**{**pipe.components, "scheduler": scheduler})
+    sibling.set_progress_bar_config(disable=True)
+    call, own, found = arguments(steps=12), arguments(steps=6, height=10), []
+    plain = sibling(**own)[0]
+
+    def draw():
+        try:
+            found.append(sibling(**own)[0])
+        except ActiveSessionError as error:
+            found.append(str(error))
+
+    def meanwhile(pipe, step, timestep, kwargs):
+        if step in (5, 11):  # behind the last step the run is over
+            other = threading.Thread(target=draw)
+            other.start() if is_thread else draw()
+            if is_thread:
+                other.join()
+        return kwargs
+
+    with mmaccel.accelerate(pipe, method) as fast:
+        alone, computed = fast(**call)[0], fast.report.details["computed"]
+        assert torch.equal(fast(**call, callback_on_step_end=meanwhile)[0], alone)
+        assert "in the middle of another call, and its transformer serves one at a time" in found[0]
+        assert torch.equal(found[1], plain) and fast.report.details["computed"] == computed
+        draw()
+        assert torch.equal(found[2], plain), "outside of a run it is as before"
+
+
+def test_a_call_within_a_callback_takes_the_run_over():
+    """Of the pipeline itself, whose sampler needs no state of its own."""
+    pipe, arguments = examples.unet_pipeline()
+    call, found = arguments(steps=12), []
+
+    def again(pipe, step, timestep, kwargs):
+        if step == 5:
+            found.append(pipe(**call)[0])
+        return kwargs
+
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        alone = fast(**call)[0]
+        fast(**call, callback_on_step_end=again)
+        assert torch.equal(found[0], alone)
+
+
+def test_the_callbacks_of_diffusers_stay_what_they_are():
+    """Pipelines know them by their type."""
+    seen = []
+
+    class Noted(diffusers.callbacks.PipelineCallback):
+        tensor_inputs = ["latents"]
+
+        def callback_fn(self, pipeline, step_index, timestep, callback_kwargs):
+            seen.append(list(callback_kwargs))
+            return callback_kwargs
+
+    pipe, arguments = examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        fast(**arguments(steps=12), callback_on_step_end=Noted(cutoff_step_ratio=None, cutoff_step_index=1))
+    assert seen == [["latents"]] * 12
 
 
 SIGMAS = [1.0, 0.97, 0.93, 0.88, 0.82, 0.75, 0.66, 0.55, 0.42, 0.3, 0.2, 0.1]

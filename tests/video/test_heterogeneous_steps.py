@@ -12,6 +12,8 @@ from diffusers import (
     DDIMScheduler,
     DEISMultistepScheduler,
     DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     HeliosScheduler,
     LTXEulerAncestralRFScheduler,
@@ -64,12 +66,16 @@ SAMPLERS = {
     "DPM-Solver++": lambda: DPMSolverMultistepScheduler(**FLOW),
     "DEIS": lambda: DEISMultistepScheduler(**FLOW),
 }
+OF_NOISE = {
+    "Euler of noise": lambda: EulerDiscreteScheduler(),
+    "DPM-Solver++ of noise": lambda: DPMSolverMultistepScheduler(),
+}
 DRAWING = {
     "SDE": lambda: DPMSolverMultistepScheduler(**FLOW, algorithm_type="sde-dpmsolver++"),
 }
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", (*SAMPLERS, "Euler of noise"))
 @pytest.mark.parametrize("forecast", (0.0, 0.5))
 @pytest.mark.parametrize("skipped", ({2: []}, {2: [], 3: [], 4: []}, {1: [], 5: [], 6: [], 8: []},
                                      {2: [], 3: [0], 4: [], 5: [1], 6: [0], 7: []}), ids=str)  # fmt: skip
@@ -80,7 +86,7 @@ def test_what_forecasts_missed_of_a_straight_slope_is_made_up_for(sampler, forec
     history is put right too.
     """
     first, slope, x = torch.randn(3, 1, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    plain, scheduler = SAMPLERS[sampler](), SAMPLERS[sampler]()
+    plain, scheduler = ({**SAMPLERS, **OF_NOISE}[sampler]() for _ in range(2))
     plain.set_timesteps(10)
     scheduler.set_timesteps(10)
     wanted, velocities, replay, layout = x, Velocities(forecast), Replay(scheduler), LatentLayout(())
@@ -116,6 +122,22 @@ def test_correction_is_worth_it(wan, sampler):
             found[correct] = run(fast, call)
             assert not fast.report.warnings
     assert 0 < distance(found[True], plain) < min(distance(found[False], plain), distance(fewer, plain))
+
+
+@pytest.mark.parametrize("sampler", OF_NOISE)
+def test_correction_is_worth_it_where_noise_is_predicted(sampler):
+    """With every step computed there is nothing to correct."""
+    pipe, arguments = examples.unet_pipeline()
+    pipe.scheduler = OF_NOISE[sampler]()
+    call, found = arguments(1, steps=24), {}
+    plain, fewer = run(pipe, call), run(pipe, call, num_inference_steps=12)
+    for correct in (True, False):
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, correct=correct)) as fast:
+            found[correct] = run(fast, call)
+            assert not fast.report.warnings
+    assert 0 < distance(found[True], plain) < min(distance(found[False], plain), distance(fewer, plain))
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, steps=tuple(range(24)))) as fast:
+        assert torch.equal(run(fast, call), plain)
 
 
 @pytest.mark.parametrize("sampler", DRAWING)
@@ -609,6 +631,8 @@ def test_which_samplers_can_be_repeated():
     for scheduler, repeatable, one_step in (
         (FlowMatchEulerDiscreteScheduler(), True, True),
         (Own(), True, True),
+        (EulerDiscreteScheduler(), True, True),
+        (EulerAncestralDiscreteScheduler(), False, False),
         (UniPCMultistepScheduler(**FLOW), True, False),
         (UniPCMultistepScheduler(**FLOW, solver_order=1), True, True),
         (UniPCMultistepScheduler(**FLOW, solver_p=DPMSolverMultistepScheduler()), False, False),

@@ -167,7 +167,8 @@ def test_a_second_self_attention_is_refused():
     sizes = {"sample_size": 8, "num_layers": 1, "attention_head_dim": 8, "num_attention_heads": 1}
     model = SD3Transformer2DModel(**sizes, caption_projection_dim=8, dual_attention_layers=(0,))
     torch.set_rng_state(state)
-    with ExitStack() as stack, pytest.raises(UnsupportedTargetError, match="SD3.*fraction=0"):
+    told = "SD3.*apart, since some of its blocks attend a second time, over the picture alone: .*fraction=0"
+    with ExitStack() as stack, pytest.raises(UnsupportedTargetError, match=told):
         PartialForward(model, stack)
 
 

@@ -1,6 +1,7 @@
 """Latents that change their size in the middle of a run, as in pipelines that begin small."""
 
 import diffusers
+import diffusion_loop as loop
 import pytest
 import torch
 
@@ -40,6 +41,20 @@ def test_the_method_begins_anew_and_says_so(method):
         assert report.engaged and any(f"in step {LARGER} latents of" in text for text in report.warnings)
         assert output.shape == plain.shape and float((output - plain).std() / plain.std()) < 0.5
         assert torch.equal(fast(**call)[0], expected) and not fast.report.warnings
+
+
+def test_lists_that_get_shorter_are_told_by_their_length():
+    """Z-Image takes a list with an entry for each row of the batch, and guidance may end before the run."""
+
+    class Ending(loop.Loop):
+        def _batch(self, state, t, call):
+            is_over = (self.scheduler.step_index or 0) >= LARGER
+            return self._pass(state, t, call(1)) if is_over else super()._batch(state, t, call)
+
+    made, start, call = loop.pipeline("ZImageTransformer2DModel")
+    with mmaccel.accelerate(Ending(made.transformer, made.scheduler), video.EasyCache(1e6, warmup=2)) as fast:
+        fast(start, call, steps=12, batched=True)
+        assert any(f"in step {LARGER} 2 latents became 1: nothing" in text for text in fast.report.warnings)
 
 
 def test_the_second_of_two_transformers_begins_anew_too():

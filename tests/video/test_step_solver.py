@@ -9,6 +9,7 @@ import pytest
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.stepping.schedule import chosen
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import HeterogeneousSteps, calibrate_steps, examples
 from mmaccel.video.blocks import share_solver
@@ -72,12 +73,13 @@ def test_steps_are_solved_for_all_prompts(monkeypatch):
 
 
 def test_prompts_come_before_one_among_the_arguments():
-    """In their order; without any it is the one, in a single run."""
+    """In their order; without any it is the one, in a single run, and a string is one of them."""
     pipe, call = prompted()
     more = {"call": call, "prompt": "a single one", "steps": 2}
     assert len(record_products(pipe, PROMPTS, more)) == 2
     assert len(record_products(pipe, [], more)) == len(record_products(pipe, None, more)) == 1
-    assert [prompt for prompt, _ in pipe.asked] == [*PROMPTS, "a single one", "a single one"]
+    assert len(record_products(pipe, "a fox", more)) == 1
+    assert [prompt for prompt, _ in pipe.asked] == [*PROMPTS, "a single one", "a single one", "a fox"]
 
 
 def test_a_calibration_that_breaks_off_leaves_nothing():
@@ -145,6 +147,8 @@ def test_calibrated_steps_run_and_leave_no_trace():
         assert [k for k, share in enumerate(fast.report.details["steps"]) if share == 1] == list(method.steps)
         with pytest.raises(SettingError, match="calibrate with 10"):
             fast(**{**call, "num_inference_steps": 10})
+        with pytest.raises(SettingError, match="step 19 is the last to be computed, and the run has 50.*with 50"):
+            fast(**{**call, "num_inference_steps": 50})
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.4, fraction=0)) as fast:
         spread = fast(**call)[0]
     assert (out - plain).square().mean() < 1.5 * (spread - plain).square().mean()
@@ -161,6 +165,23 @@ def test_steps_of_a_run_that_starts_further_down_are_solved_among_those_it_makes
         fast(**later)
         shares = fast.report.details["steps"]
         assert [step for step, share in enumerate(shares, 6) if share == 1] == list(method.steps)
+
+
+def test_steps_of_a_run_that_starts_further_down_are_none_of_a_whole_one():
+    pipe, call = prompted()
+    more = {"prompt": PROMPTS[0], "call": call, "steps": 12}
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, steps=(6, 8, 11))) as fast:
+        with pytest.raises(SettingError, match="step 6 is the first to be computed, and the run begins with step 0"):
+            fast(**more)
+        fast(**more, first=3)  # as far from it as any two of them
+
+
+def test_steps_may_leave_out_as_many_at_the_end_as_between():
+    assert chosen(9, (0, 1, 5)).fractions == (1, 1, 0, 0, 0, 1, 0, 0, 0)
+    assert chosen(10, (0, 1, 5)) and chosen(4, (0, 1, 2))
+    for steps, computed in ((11, (0, 1, 5)), (5, (0, 1, 2))):
+        with pytest.raises(SettingError, match=f"the run has {steps} steps"):
+            chosen(steps, computed)
 
 
 def test_velocities_are_those_after_guidance():

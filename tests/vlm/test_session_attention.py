@@ -65,7 +65,7 @@ def plainly(module, query, key, value, mask, **more):
     (
         ({"dropout": 0.1}, "dropout is on: call model.eval()"),
         ({"is_causal": False}, "its attention is not causal"),
-        ({"sliding_window": 4}, "it has a sliding window"),
+        ({"sliding_window": 3}, "it has a sliding window"),
         ({"softcap": 3.0}, "its attention has softcap"),
         ({"position_bias": 1, "s_aux": 2}, "its attention has s_aux, position_bias"),
     ),

@@ -15,7 +15,7 @@ from mmaccel.forwards import diffusers_hooks
 from mmaccel.patching import AttentionMode
 
 from ..families.compiled import refuse_compiled
-from ..families.families import FAMILIES, Family, divisible_family
+from ..families.families import FAMILIES, Family, divisible_family, why_indivisible
 
 Forward = Callable[..., Any]
 READS = (
@@ -185,11 +185,13 @@ def require_divisible(denoiser: torch.nn.Module, advice: str) -> Family:
     Raises
     ------
     UnsupportedTargetError
-        If the family is not one of those, which it lists, or if the transformer or its blocks are compiled.
+        If the family is not one of those, which it lists, if this one of the family is not, or if the transformer or
+        its blocks are compiled.
     """
     family, name = divisible_family(denoiser), type(denoiser).__name__
     if family is None:
         known = ", ".join(family.name for family in FAMILIES.values() if family.is_divisible)
-        raise UnsupportedTargetError(f"the tokens of {name} cannot be computed apart, only those of {known}: {advice}")
+        reason = why_indivisible(denoiser) or f"only those of {known}"
+        raise UnsupportedTargetError(f"the tokens of {name} cannot be computed apart, {reason}: {advice}")
     refuse_compiled("choosing tokens", advice, denoiser, *family.block_list(denoiser))
     return family

@@ -22,7 +22,7 @@ from mmaccel.stepping.tensors import tensors
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
 from ..families.families import family_of, is_controlled
-from ..private import Hooks, check_no_cache, forget_registry, has_registry, knows_blocks
+from ..private import Hooks, forget_registry, has_registry, knows_blocks
 from ..samplers import timestep_of
 from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
@@ -96,7 +96,6 @@ class DiffusersCache(StepCache):
         if reason:
             raise UnsupportedTargetError(f"{self.name} does not work on {names[0]}: {reason}. Use {self.advised}")
         refuse_compiled(self.name, BLOCKS, denoiser)
-        check_no_cache(denoiser)
 
 
 class HookStepper(CacheStepper):

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from mmaccel.errors import SettingError
 from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 from mmaccel.stepping.ratios import growth, stretched
@@ -28,8 +29,8 @@ class MagCache(DiffusersCache):
     """diffusers' MagCache: all blocks are reused while the known growth of what they add has changed little in sum.
 
     What the blocks add to the tokens grows or shrinks from step to step by ratios that hardly depend on the prompt.
-    They are measured once, by :func:`calibrate_mag_cache` or in the session's first run, which is then a plain one,
-    and stretched to the steps of other runs. Lossy.
+    They are measured once, by :func:`calibrate_mag_cache` or in the session's first run of enough steps, which is then
+    a plain one, and stretched to the steps of other runs. Lossy.
 
     Parameters
     ----------
@@ -134,6 +135,9 @@ class Recorder(BlockStepper):
         if self.run.step < self.run.steps - 1:  # some pipelines leave out the sampler's last step
             self.warn(f"MagCache measured no ratios: the run ended after {self.run.step} of {self.run.steps} steps")
             return
+        if short := self.cache.too_short():  # as the first call that only warms a server up
+            self.warn(f"MagCache measured no ratios: {short}, or let a longer run measure them")
+            return
         first = self.cache.first_step or 0
         if first:  # of steps that image-to-image leaves out nothing is known: with 0 they are computed in other runs
             self.ratios[: first + 1] = [0.0] * (first + 1)
@@ -157,13 +161,20 @@ def calibrate_mag_cache(
     **call
         Further arguments of the pipeline's call, best those of later use.
 
+    Raises
+    ------
+    SettingError
+        If a run has fewer than 2 steps, or ends early.
+
     Examples
     --------
     >>> method = calibrate_mag_cache(pipe, ["a fox in snow"], num_inference_steps=50)  # doctest: +SKIP
     """
-    method = MagCache()
+    method = MagCache(warmup=1)  # so that all runs are long enough in which a step could be reused
     runs = [
-        memory[method.name]
+        memory.pop(method.name, None)
         for memory in plain_runs(pipe, method, lambda session, run: Recorder(session, run, method), prompts, call)
     ]
+    if None in runs:
+        raise SettingError("a run had fewer than 2 steps or ended early, and gives no ratios: take more steps")
     return MagCache(threshold, tuple(sum(step) / len(runs) for step in zip(*runs, strict=True)))

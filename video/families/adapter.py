@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +13,19 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
 from mmaccel.session import Session
 
+from ..private import check_no_cache
 from .context_parallel import refuse_split
 
 # What denoises, in the order in which a step runs them. A prior that a scheduler of its own steps is not one of them.
-DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "prior", "decoder")
+DENOISERS = (
+    "transformer",
+    "transformer_2",
+    "transformer_ref",  # in place of the first, where MiniMax-H3 is given references
+    "unconditional_transformer",
+    "unet",
+    "prior",
+    "decoder",
+)
 PRIOR_SCHEDULER = "prior_scheduler"
 TRANSFORMERS = frozenset({"diffusion transformer"})
 UNETS = frozenset({"diffusion unet"})
@@ -89,6 +100,8 @@ class BlockDiffusionAdapter(DiffusionTransformerAdapter):
 
 PipelineSession = Session[DiffusionTransformerAdapter]
 END = "denoising_end"  # an argument of a call, which a session remembers, since modular pipelines do not
+CALLBACK = "callback_on_step_end"
+IN_CALLBACK = "in callback"  # by this name a session remembers that one is running
 
 
 class DiffusionMethod(Method[PipelineSession]):
@@ -118,6 +131,18 @@ class DiffusionMethod(Method[PipelineSession]):
         session.memory.pop(END, None)
         if kwargs.get(END) is not None:
             session.memory[END] = kwargs[END]
+        callback = kwargs.get(CALLBACK)
+        if callable(callback) and not hasattr(callback, "tensor_inputs"):  # pipelines know diffusers' own by their type
+            kwargs[CALLBACK] = functools.partial(_call_back, session, callback)
+
+
+def _call_back(session: PipelineSession, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A pipeline's callback, which comes between two steps."""
+    session.memory[IN_CALLBACK] = True
+    try:
+        return callback(*args, **kwargs)
+    finally:
+        session.memory.pop(IN_CALLBACK, None)
 
 
 def has_masks(pipe: Any) -> bool:
@@ -126,7 +151,10 @@ def has_masks(pipe: Any) -> bool:
 
 
 def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
-    """Raise an `UnsupportedTargetError` if the target has no pipeline steps to follow."""
+    """Raise an `UnsupportedTargetError` if the target has no pipeline steps to follow.
+
+    A `ConflictError` if a cache of diffusers' own is on, which counts steps, or reuses those that come to it.
+    """
     name = type(adapter.target).__name__
     if isinstance(adapter.target, torch.nn.Module):
         raise UnsupportedTargetError(
@@ -136,6 +164,8 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
         raise UnsupportedTargetError(f"{method} follows the steps of pipe.scheduler, which {name} does not have")
     if not adapter.denoisers():
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
+    for denoiser in adapter.denoisers():
+        check_no_cache(denoiser)
     scheduler = adapter.target.scheduler
     sampler = type(scheduler).__name__
     if has_masks(adapter.target):

@@ -153,16 +153,21 @@ def _row(denoiser: torch.nn.Module) -> FamilyRow:
 
 
 def divisible_family(denoiser: torch.nn.Module) -> Family | None:
-    """The family of a transformer whose tokens can be computed apart, or None.
+    """The family of a transformer whose tokens can be computed apart, or None."""
+    family = find_family(denoiser)
+    return None if family is None or not family.is_divisible or why_indivisible(denoiser) else family
 
-    None also where blocks have a second self-attention, over the picture alone (Stable Diffusion 3.5 medium), or treat
-    the first tokens that they are given as those of the first frame (HunyuanVideo's image-to-video).
-    """
+
+def why_indivisible(denoiser: torch.nn.Module) -> str:
+    """Why tokens cannot be computed apart in this transformer of a family in which they can; empty if they can."""
     family, config = find_family(denoiser), getattr(denoiser, "config", None)
-    if family is None or not family.is_divisible or getattr(config, "image_condition_type", None) == "token_replace":
-        return None
-    has_second = any(getattr(block, "use_dual_attention", False) for block in family.block_list(denoiser))
-    return None if has_second else family
+    if family is None or not family.is_divisible:
+        return ""
+    if getattr(config, "image_condition_type", None) == "token_replace":  # HunyuanVideo's image-to-video
+        return "since its blocks find the first frame by its place"
+    if any(getattr(block, "use_dual_attention", False) for block in family.block_list(denoiser)):  # SD 3.5 medium
+        return "since some of its blocks attend a second time, over the picture alone"
+    return ""
 
 
 def layout_of(denoiser: torch.nn.Module, latents: torch.Tensor) -> LatentLayout:

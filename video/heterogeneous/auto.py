@@ -64,9 +64,10 @@ class Auto(DiffusionMethod):
         PSNR in dB to the plain output to keep, above 0, or nothing is picked. Of HeterogeneousSteps it is half as large
         a budget again as the smallest that keeps it on the first prompt, and at least 0.4, since others need more; a
         run whose forecasts miss more than those of that smallest one computes all its further steps, and says so in its
-        report. EasyCache is picked only where no budget keeps it. With `target_speedup` nothing is to spare. How often
-        the floor is kept on other prompts is measured (docs/benchmarks/long/kept_floors.md). If neither is given, the
-        goal is a speed-up of 2.
+        report. That margin is for samplers whose forecasts are corrected: with others nothing tells what they miss, and
+        the smallest that keeps it is picked itself. EasyCache is picked only where no budget keeps it. With
+        `target_speedup` nothing is to spare. How often the floor is kept on other prompts is measured
+        (docs/benchmarks/long/kept_floors.md). If neither is given, the goal is a speed-up of 2.
 
     Raises
     ------

@@ -23,7 +23,6 @@ from ..families.adapter import (
 )
 from ..families.context_parallel import refuse_split
 from ..following import follow
-from ..private import check_no_cache
 from ..samplers import is_flow, is_repeatable
 from .partial import ADVICE, PartialForward
 from .run import HeterogeneousRun
@@ -60,9 +59,8 @@ class HeterogeneousSteps(DiffusionMethod):
         at half of 40 steps, less in proportion where one is, and no less than half; with samplers of several past steps
         always half of it.
     correct
-        Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: flow
-        matching in Euler steps, UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the
-        report says so.
+        Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: Euler's,
+        UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the report says so.
     target
         What to be near to: the ``"plain"`` run (default), or the ``"converged"`` one of many more steps. Then a step
         goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
@@ -183,7 +181,6 @@ class HeterogeneousSteps(DiffusionMethod):
             refuse_frame_samplers(adapter.target, f"{self.name}(fraction=..., policy={self.policy!r})")
             refuse_split(adapter.denoisers(), f"{self.name}(fraction=..., policy={self.policy!r})")
             for denoiser in adapter.denoisers():
-                check_no_cache(denoiser)
                 require_divisible(denoiser, ADVICE)
 
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:

@@ -193,7 +193,9 @@ class HeterogeneousRun(Stepper):
     def _begin_run(self) -> None:
         """Spread the budget over the steps that are made: image-to-image starts further down."""
         run, left = self.run, self.run.steps - self.run.step
-        if run.step and self.method.steps is None:
+        if self.method.steps is not None:
+            chosen(run.steps, self.method.steps, run.step)
+        elif run.step:
             rest = (self._rest if self.goes_on else self._solve)(left, self.method.budget)
             self._share_out(Schedule((0.0,) * run.step + rest.fractions))
         if self._is_short(left):

@@ -130,7 +130,8 @@ def _unsuited(
     unknown = [name for name in UNKNOWN_ARGUMENTS if kwargs.get(name) is not None]
     if unknown:
         return f"its attention has {', '.join(unknown)}"
-    if kwargs.get("sliding_window") is not None:
+    window = kwargs.get("sliding_window")
+    if window is not None and window < call.keys:
         return "it has a sliding window"
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         return "its attention is not causal"

@@ -11,7 +11,9 @@ import torch
 from tqdm import tqdm
 
 from mmaccel.bench.benchmark import Benchmark, Section, by, in_one
+from mmaccel.bench.findings import plain_of
 from mmaccel.bench.pages import markdown
+from mmaccel.bench.winners import ahead, speed
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -153,11 +155,28 @@ def _name(row: dict[str, Any]) -> str:
     return ", ".join([f"`{row['method']}`", *(f"{key} {value}" for key, value in row["settings"].items())])
 
 
+def over_cases(rows: list[dict[str, Any]]) -> str:
+    """Every op against torch's own, over its cases and types."""
+    told = {
+        op: ahead(FASTER, [(row, plain_of([row])) for row in group], _case)
+        for op, group in by("method", "`{}`", rows).items()
+    }
+    return "\n".join(f"- {op} against torch's own: {text}." for op, text in told.items() if text)
+
+
+def _case(row: dict[str, Any]) -> str:
+    case = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
+    return ", ".join(filter(None, (case, row["model"].rsplit(" ", 1)[-1])))
+
+
+FASTER = speed("speed")
 SECTION = Section(
     _extremes,
     "torch's own operation, which is what the speed-up is against.",
     is_mixed=True,
     names_models=False,
     name=_name,
+    said=lambda rows: "",
+    more=over_cases,
 )
 BENCHMARK = Benchmark("kernels", "Kernels", in_one(rows), SECTION, INTRO, tables, LIMITS, threads=2)
