@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 
 import included
 import pages as site
@@ -30,6 +31,15 @@ def test_every_method_has_a_page_with_what_it_must_say():
         for other in methods().values():
             together = page.rpartition("## Together with others")[2]
             assert (f"[{other.__name__}](" in together) == (method.conflicts(other) and other is not method)
+
+
+def test_the_versions_that_the_page_of_comfyui_asks_for_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (DOCS / "quickstart" / "comfyui.md").read_text()
+    assert f"Python {project['requires-python'].removeprefix('>=')}" in page
+    for name in ("torch", "transformers", "diffusers"):
+        least = next(one for one in project["dependencies"] if one.startswith(f"{name}>="))
+        assert least.replace(">=", " ") in page
 
 
 def test_the_measured_rows_are_those_of_the_benchmarks():

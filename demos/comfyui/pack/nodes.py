@@ -154,7 +154,7 @@ class Compare(io.ComfyNode):
             node_id="MmaccelCompare",
             display_name="Compare",
             category=CATEGORY,
-            description="Samples plainly and accelerated from the same noise, and shows both with their difference.",
+            description="Samples plainly and accelerated from the same noise, and gives both with their difference.",
             inputs=[
                 io.Model.Input("model", tooltip="The model from Accelerate."),
                 io.Conditioning.Input("positive"),
