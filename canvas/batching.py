@@ -9,7 +9,7 @@ from typing import Any
 from mmaccel.batch.batching import Batching
 from mmaccel.files.endings import READ_PICTURES
 
-from .command import QUESTION, add_canvas
+from .arguments import QUESTION, add_canvas
 
 
 class CanvasBatching(Batching):

@@ -7,19 +7,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.cli.arguments import TOKENS, number, whole
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods
 from mmaccel.cli.run import check_picture, told
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.files.output import replacing
 
+from .arguments import QUESTION, add_canvas
+
 if TYPE_CHECKING:
     from mmaccel.batch.batching import Batching
 
-QUESTION = "list all things"
 WARM = 8  # tokens of a run that is discarded
-ONE_BY_ONE = 2.0  # a threshold that no chance reaches: the pipeline itself commits one token a step
 
 
 class CanvasCommand(Command):
@@ -97,13 +96,3 @@ def _commits(path: Path | None) -> Any:
     from .commits import Commits
 
     return Commits()
-
-
-def add_canvas(parser: Any) -> None:
-    """Add the arguments of the canvas."""
-    parser.add_argument(
-        "--gen-length", type=whole(1, TOKENS), default=128, metavar="TOKENS", help="tokens of the canvas (default 128)"
-    )
-    chance = "chance above which the pipeline itself commits a token (default 2: one token a step)"
-    above = number("0 or more", lambda value: value >= 0)
-    parser.add_argument("--threshold", type=above, default=ONE_BY_ONE, help=chance)

@@ -16,7 +16,7 @@ COLOURS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231,
 SHORT = 12  # pixels; no token is drawn narrower
 
 
-class Commits(PipelineCallback):  # type: ignore[misc]
+class Commits(PipelineCallback):
     """Watches a run of diffusers' `LLaDA2Pipeline`, plain or accelerated, through the pipeline's own callback.
 
     Attributes

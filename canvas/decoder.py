@@ -17,7 +17,7 @@ from mmaccel.stepping.tensors import count_bytes
 from .caches.kept_prefix import KeptPrefix
 from .families.following import Follower
 from .method import Block, CanvasMethod, CommitRule
-from .outlook import Outlook, Seen
+from .outlooks.outlook import Outlook, Seen
 from .private import drawn, edits_committed, is_greedy
 from .text_ends import TextEnds
 from .verifiers.free_dave import FreeDave
@@ -141,7 +141,7 @@ class BlockDecoder(Follower):
         self.passes += 1
         if self.prefix is None:
             self.computed += 1
-            return original(ids, **kwargs).logits  # type: ignore[no-any-return]
+            return original(ids, **kwargs).logits
         logits, share = self.prefix.compute(original, ids, len(own), self.length, kwargs)
         self.computed += share
         return logits

@@ -41,6 +41,9 @@ class Canvas(Modality):
     def models(self) -> tuple[str, ...]:
         return (self.model, "tiny-amused")
 
+    def tab_models(self) -> tuple[str, ...]:
+        return (self.model,)  # the other one draws, and cannot be asked about a picture
+
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:
         from .generation import load
 

@@ -19,7 +19,7 @@ from .verifiers.lookahead import Lookahead
 
 
 class UniformDecoder(Follower):
-    """Computes passes ahead, and none of a canvas that no step changes any more.
+    """Computes passes ahead, and one alone of a canvas that no step changes any more.
 
     Attributes
     ----------
@@ -30,14 +30,15 @@ class UniformDecoder(Follower):
     def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
         super().__init__(session, methods)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
-        self.lookahead = Lookahead(dave.drafts if dave else 1, pipe.scheduler)
+        self.lookahead = Lookahead(dave.drafts if dave else 1, pipe.scheduler, pipe.model.dtype)
         self._forget()
 
     def _forget(self) -> None:
         self.learned: dict[str, Any] = {}
         self.spared = self.changed = 0
         self.most_learned = 0  # bytes
-        self.complete: torch.Tensor | None = None  # the last logits of a canvas that no step changes any more
+        self.full = False  # whether no step changes the canvas any more
+        self.last: tuple[torch.Tensor, torch.Tensor] | None = None  # such a canvas, and its logits
         self.lookahead.begin()
 
     def _start(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -57,11 +58,15 @@ class UniformDecoder(Follower):
     def _forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if "decoder_input_ids" not in kwargs:
             return original(*args, **kwargs)
-        if self.complete is not None and kwargs["self_conditioning_logits"] is not None:
+        canvas = kwargs["decoder_input_ids"]
+        if kwargs["self_conditioning_logits"] is None:  # a canvas begins
+            self.full, self.last = False, None
+        if self.last is not None and torch.equal(self.last[0], canvas):
             self.spared += 1
-            return SimpleNamespace(logits=self.complete)
-        self.complete = None
-        return SimpleNamespace(logits=self.lookahead.compute(original, kwargs))
+            return SimpleNamespace(logits=self.last[1])
+        logits = self.lookahead.compute(original, kwargs)
+        self.last = (canvas, logits) if self.full else None  # by which the pipeline may stop and write
+        return SimpleNamespace(logits=logits)
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In place of the scheduler's step, which is told everything by name."""
@@ -85,6 +90,5 @@ class UniformDecoder(Follower):
             out.prev_sample = torch.where(added, out.sampled_tokens, out.prev_sample)
             out.transfer_index = out.transfer_index | added
         edits = scheduler.config.editing_threshold is not None
-        if not edits and bool((~open_ | out.transfer_index).all()):
-            self.complete = kwargs["model_output"]
+        self.full = not edits and bool((~open_ | out.transfer_index).all())
         return out

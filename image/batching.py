@@ -9,7 +9,7 @@ from typing import Any
 from mmaccel.batch.batching import Batching
 from mmaccel.files.endings import PICTURES
 
-from .command import add_sampling, settings_of
+from .arguments import add_sampling, settings_of
 
 
 class ImageBatching(Batching):

@@ -2,133 +2,39 @@
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from tqdm import tqdm
 from transformers import AutoConfig, AutoProcessor, Emu3ForConditionalGeneration, JanusForConditionalGeneration
 
 from mmaccel import zoo
-from mmaccel.adapter import find_adapter
-from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
-from mmaccel.patching import hook
-from mmaccel.progress import looks
-from mmaccel.session import Session
-from mmaccel.zoo.weights import load_pretrained, no_foreign_code
+from mmaccel.errors import PromptError, UnsupportedTargetError
+from mmaccel.modality import get_modality
+from mmaccel.zoo.weights import check_name, load_pretrained, no_foreign_code
 
+from .painter import ImageSettings, Painted, Painter, language_model
+from .pipeline_painter import draws_codes, index_of, load_pipeline
 
-@dataclass
-class ImageSettings:
-    """Sampling settings of one request; None leaves the model's own default.
-
-    Attributes
-    ----------
-    count
-        Pictures per prompt.
-    """
-
-    seed: int = 0
-    count: int = 1
-    guidance: float | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        limits: dict[str, tuple[bool, str]] = {
-            "count": (self.count >= 1, "at least 1"),
-            "temperature": (self.temperature is None or self.temperature > 0, "above 0"),
-            "top_k": (self.top_k is None or self.top_k >= 0, "at least 0, where 0 keeps all"),
-            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
-        }
-        for name, (holds, allowed) in limits.items():
-            if not holds:
-                raise SettingError(f"{name}={getattr(self, name)}: it must be {allowed}")
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of `generate`."""
-        given = {
-            "guidance_scale": self.guidance,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-        }
-        return {"num_return_sequences": self.count, **{k: v for k, v in given.items() if v is not None}}
-
-
-class Painter(ABC):
-    """A model with its processor. `target` is what is accelerated."""
-
-    def __init__(self, name: str, target: Any, processor: Any) -> None:
-        self.name, self.target, self.processor = name, target, processor
-
-    @abstractmethod
-    def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
-        """Arguments of `generate`."""
-
-    @abstractmethod
-    def pictures(self, tokens: Any, inputs: dict[str, Any]) -> list[Image.Image]:
-        """Decode what `generate` returned."""
-
-    def generate(
-        self,
-        target: Any,
-        prompts: list[str],
-        settings: ImageSettings,
-        label: str | None = None,
-        progress: Callable[[int, int], Any] | None = None,
-    ) -> Any:
-        """Run a session or the plain model from the same seed; a progress bar where a label is given.
-
-        `progress` is called in place of the bar, by the plain model after each of its passes.
-
-        A session gets a generator of its own. The plain model can only sample from the global state, which
-        is put back afterwards.
-        """
-        inputs = self.inputs(prompts, settings)
-        if isinstance(target, Session):
-            inputs["generator"] = torch.Generator(target.device).manual_seed(settings.seed)
-            with progress_bar(label) as bar:
-                return target.generate(**inputs, progress=progress or bar)
-        adapter: Any = find_adapter(self.target)
-        inputs.update(adapter.plain_arguments(inputs))
-        with torch.random.fork_rng(), counted(target, label, progress):
-            torch.manual_seed(settings.seed)
-            return target.generate(**inputs)
-
-    def paint(
-        self,
-        target: Any,
-        prompts: list[str],
-        settings: ImageSettings,
-        label: str | None = None,
-        progress: Callable[[int, int], Any] | None = None,
-    ) -> Painted:
-        """Generate and decode, with the time of the tokens."""
-        began = time.perf_counter()
-        tokens = self.generate(target, prompts, settings, label, progress)
-        seconds = time.perf_counter() - began
-        with torch.no_grad():
-            return Painted(self.pictures(tokens, self.inputs(prompts, settings)), tokens, seconds)
-
-
-@dataclass
-class Painted:
-    """Pictures, their tokens, and seconds spent on these; decoding is not among them."""
-
-    pictures: list[Image.Image]
-    tokens: Any
-    token_seconds: float
+__all__ = [
+    "ImageSettings",
+    "Painted",
+    "Painter",
+    "check_prompts",
+    "language_model",
+    "load",
+    "to_pictures",
+]
 
 
 class JanusPainter(Painter):
+    def size(self) -> tuple[int, int]:
+        codes = self.target.config.vq_config
+        side = codes.num_patches * 2 ** (len(codes.channel_multiplier) - 1)  # levels of its decoder; all but one double
+        return side, side
+
     def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         if getattr(self.processor, "chat_template", None):  # checkpoints were trained on prompts within it
             chats = [[{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts]
@@ -146,6 +52,11 @@ class JanusPainter(Painter):
 class Emu3Painter(Painter):
     NEGATIVE = "lowres, bad anatomy, bad hands, text, error, worst quality, low quality, jpeg artifacts, blurry."
     GUIDANCE = 3.0
+
+    def size(self) -> tuple[int, int]:
+        height, width = (int(n) for n in self.inputs(["fox"], ImageSettings())["image_sizes"][0])
+        scale = 2 ** (len(self.target.config.vq_config.channel_multiplier) - 1)
+        return width * scale, height * scale
 
     def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         def encode(text: list[str]) -> Any:
@@ -180,13 +91,13 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
 
     Raises
     ------
+    UnknownNameError
+        If there is no model of this name.
     UnsupportedTargetError
         If the checkpoint is of another family, or needs code of its own.
     WeightsError
         If its weights are damaged or foreign.
     """
-    from .pipeline_painter import draws_codes, index_of, load_pipeline
-
     if model in zoo.names():
         if draws_codes(index_of(model)):
             return load_pipeline(model, device, dtype)
@@ -194,6 +105,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
             raise UnsupportedTargetError(f"{model} draws no pictures: use `mmaccel run {zoo.modality(model)}`")
         target, processor = zoo.load(model)
         return JanusPainter(model, target.to(device=device, dtype=dtype), processor)
+    check_name("image model", model, own := get_modality("image").models())
     try:
         with no_foreign_code(model):
             family = AutoConfig.from_pretrained(model, trust_remote_code=False).model_type
@@ -207,7 +119,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
                 f" `mmaccel run video PROMPT -o picture.png --model {model}`"
             ) from error
         raise UnsupportedTargetError(
-            f"{model!r} is not a model: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
+            f"{model!r} is not a model: give a zoo name ({', '.join(own)}), a hub id or a folder"
             f" with a config.json ({str(error).splitlines()[0]})"
         ) from error
     if family not in FAMILIES:
@@ -242,43 +154,3 @@ def to_pictures(pixels: torch.Tensor, axis: int = -1) -> list[Image.Image]:
     """Pixels in [-1, 1] with channels on `axis` to pictures, cut off to whole levels as transformers' processors do."""
     last = pixels.movedim(axis, -1).float().clamp(-1, 1)
     return [Image.fromarray(array) for array in ((last + 1) * 127.5).byte().cpu().numpy()]
-
-
-@contextmanager
-def progress_bar(label: str | None) -> Any:
-    """A callback for `generate(progress=...)`, drawn on standard error; None without a label."""
-    if label is None:
-        yield None
-        return
-    with tqdm(**{"desc": label, "unit": "tokens", "ncols": 80, **looks()}) as bar:
-
-        def update(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield update
-
-
-@contextmanager
-def counted(model: Any, label: str | None, progress: Callable[..., Any] | None = None) -> Any:
-    """Show the forwards of a plain run, which has no callback of its own, or tell them to `progress`."""
-    with progress_bar(label) as bar:
-        update = progress or bar
-        if update is None:
-            yield
-            return
-        seen, vision = [0], getattr(model.config, "vision_config", None)
-        total = getattr(vision, "num_image_tokens", None)
-
-        def count(*_: Any) -> None:
-            seen[0] += 1
-            update(seen[0], total)
-
-        with ExitStack() as stack:
-            hook(stack, language_model(model), after=count)
-            yield
-
-
-def language_model(model: Any) -> Any:
-    """The part of an image model that every pass goes through."""
-    return getattr(model.model, "language_model", None) or model.model.text_model

@@ -15,7 +15,7 @@ from mmaccel import zoo
 from mmaccel.errors import SettingError
 from mmaccel.zoo import weights
 
-from .generation import ImageSettings, Painter, progress_bar
+from .painter import ImageSettings, Painter, progress_bar
 
 INDEX = "model_index.json"
 PRESET = "balanced"  # no method that draws codes together is exact
@@ -23,6 +23,10 @@ PRESET = "balanced"  # no method that draws codes together is exact
 
 class PipelinePainter(Painter):
     """A pipeline with an `AmusedScheduler`; its codes are the tokens."""
+
+    def size(self) -> tuple[int, int]:
+        side = self.target.transformer.config.sample_size * self.target.vae_scale_factor
+        return side, side
 
     def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         given = [name for name in ("temperature", "top_k", "top_p") if getattr(settings, name) is not None]

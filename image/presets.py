@@ -5,10 +5,10 @@ from __future__ import annotations
 from mmaccel.presets import Preset
 
 from .speculative_jacobi import SpeculativeJacobi
-from .zipar import ZipAR
+from .zipar import MEASURED_ROW, ZipAR
 
 MEASURED = {"model": "tiny-janus", "batch": 1, "guidance": 2.0}
-ROWS = "a row of this model has 16 tokens: on wider ones raise window= in proportion"
+ROWS = f"a row of this model has {MEASURED_ROW} tokens: on wider ones raise window= in proportion"
 
 # The exact setting keeps the noise too, so that a seed gives the picture of the model's own generate; drafts that need
 # not are up to a tenth faster. What is lossy and slower, such as ZipAR(window=8), is no choice.

@@ -20,7 +20,7 @@ COUNT, PROMPT = 10, 4_000  # pictures of a request, and characters of its prompt
 
 
 @dataclass(kw_only=True)
-class Drawing(Request):
+class PictureRequest(Request):
     """A request for pictures; `seed` is None where any will do."""
 
     prompt: str
@@ -28,13 +28,13 @@ class Drawing(Request):
     seed: int | None
 
 
-class ImageEndpoint(Endpoint[Drawing]):
+class ImageEndpoint(Endpoint[PictureRequest]):
     """Draws pictures. A request with a seed is drawn alone, so that its pictures are always the same."""
 
     path = "/v1/images/generations"
     opened: Painter
 
-    def parse(self, body: Mapping[str, Any]) -> Drawing:
+    def parse(self, body: Mapping[str, Any]) -> PictureRequest:
         fields = Fields(body)
         prompt = fields.text("prompt", PROMPT)
         count = fields.whole("n", 1, COUNT, default=1)
@@ -48,16 +48,20 @@ class ImageEndpoint(Endpoint[Drawing]):
         )
         fields.only("response_format", "b64_json")
         fields.only("output_format", "png")
-        for name in ("size", "quality", "background", "moderation"):
+        width, height = self.opened.size()
+        fields.only("size", "auto", f"{width}x{height}")
+        for name in ("quality", "background", "moderation"):
             fields.only(name, "auto")
         fields.only("stream", False)
+        fields.only("partial_images", 0)
+        fields.only("output_compression", 100)
         fields.take("user")
         fields.end()
         check_prompts(self.opened, [prompt])
         group = None if seed is not None else tuple(vars(settings).items())
-        return Drawing(prompt=prompt, settings=settings, seed=seed, group=group, size=count)
+        return PictureRequest(prompt=prompt, settings=settings, seed=seed, group=group, size=count)
 
-    def answer(self, requests: list[Drawing]) -> list[dict[str, Any]]:
+    def answer(self, requests: list[PictureRequest]) -> list[dict[str, Any]]:
         """Draw the pictures of requests with equal settings."""
         first = requests[0]
         seed = secrets.randbelow(2**31) if first.seed is None else first.seed

@@ -18,6 +18,8 @@ from .decoding.row_decoding import RowDecoder
 from .decoding.task import ImageTask, Progress
 from .method import ImageMethod
 
+MEASURED_ROW = 16  # tokens of a row of the model that the presets were measured on
+
 
 @register("image")
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ class ZipAR(ImageMethod):
     def decode(
         self, task: ImageTask, generator: torch.Generator | None, progress: Progress | None, session: Session
     ) -> GridDecoder:
+        columns = task.layout.columns
+        if session.plan.why and columns > MEASURED_ROW:
+            session.report.warnings.append(
+                f"this preset was measured on rows of {MEASURED_ROW} tokens, and a row has {columns}: in"
+                f" proportion it would be image.ZipAR(window={round(self.window * columns / MEASURED_ROW)})"
+            )
         decoder = GridDecoder(task, generator, progress)
         decoder.tokens = RowDecoder(decoder, self.window, self.draft_window if self.verify else 1).run()
         return decoder

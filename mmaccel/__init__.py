@@ -11,6 +11,9 @@ Example
 ...     print(fast.report)  # doctest: +SKIP
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .comparison.compare import compare
 from .comparison.comparison import Comparison
 from .errors import (
@@ -23,6 +26,7 @@ from .errors import (
     UnsupportedTargetError,
 )
 from .method import Method
+from .modality import modalities
 from .plan import Plan, plan
 from .registry import get_method, methods
 from .report import Report
@@ -52,3 +56,18 @@ __all__ = [
     "plan",
     "tune",
 ]
+
+if not TYPE_CHECKING:  # type checkers would take every name for a package
+
+    def __getattr__(name: str) -> Any:
+        if name in _packages():
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_packages()})
+
+    def _packages() -> set[str]:
+        """The packages that users import, which `import mmaccel` leaves for their first use."""
+        found = (modality.package.rpartition(".") for modality in modalities())
+        return {"decoding", "kernels", "zoo", *(name for parent, _, name in found if parent == __name__)}

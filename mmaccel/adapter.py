@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC
 from typing import Any, ClassVar, TypeVar
 
 from .errors import UnsupportedTargetError
 from .method import Method
 from .registry import load_modalities
+
+
+class AcceleratedTarget:
+    """Base of what is accelerated already: of sessions, which are made of adapters and not known to them."""
 
 
 class Adapter(ABC):
@@ -92,18 +97,36 @@ def find_adapter(target: Any, modality: str = "") -> Adapter:
     Raises
     ------
     UnsupportedTargetError
-        Lists the supported classes.
+        Says what to give instead, or which classes of a similar name are supported.
     """
-    from .session import Session  # which is made of adapters
-
-    if isinstance(target, Session):
+    if isinstance(target, AcceleratedTarget):
         raise UnsupportedTargetError("this Session is accelerated already: give its .target, after .remove()")
-    lineage = [cls.__name__ for cls in type(target).__mro__]
-    found = [adapter for name in lineage for adapter in adapters() if name in adapter.classes]
+    found = _fitting(target)
     if found:
         others = [adapter for adapter in found if adapter.modality == modality and modality in found[0].beside]
         return [*others, found[0]][0](target)
-    supported = ", ".join(sorted(name for adapter in adapters() for name in adapter.classes))
-    raise UnsupportedTargetError(
-        f"no adapter for {type(target).__name__}; supported are {supported} (CONTRIBUTING.md says how to add one)"
-    )
+    raise UnsupportedTargetError(f"no adapter for {type(target).__name__}: {_instead(target)}")
+
+
+def _fitting(target: Any) -> list[type[Adapter]]:
+    """The adapters of its class, then those of the classes that it is derived from."""
+    lineage = [cls.__name__ for cls in type(target).__mro__]
+    return [adapter for name in lineage for adapter in adapters() if name in adapter.classes]
+
+
+def _instead(target: Any) -> str:
+    """What to give in place of a target that has no adapter."""
+    if isinstance(target, str):
+        return "load the model first, and give that"
+    if isinstance(target, tuple):
+        return "give the model alone, which is the first of what a loader returns"
+    if hasattr(target, "_orig_mod"):
+        return "compile it in place, with model.compile(), and give the model itself"
+    if hasattr(target, "get_base_model"):
+        return "give the model inside, model.get_base_model()"
+    if _fitting(getattr(target, "model", None)):
+        return "give its .model"
+    known = [name for adapter in adapters() for name in adapter.classes]
+    near = difflib.get_close_matches(type(target).__name__, known, n=3, cutoff=0.75)
+    names = ", ".join([*near, "the classes on the page Model families of the documentation"])
+    return f"supported are {names} (CONTRIBUTING.md says how to add one)"

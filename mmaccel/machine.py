@@ -26,7 +26,7 @@ def used_devices() -> list[int]:
     """The CUDA devices that hold something of this process, and the current one; none is started just to be asked."""
     import torch
 
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return []
     current, count = torch.cuda.current_device(), torch.cuda.device_count()
     return [device for device in range(count) if device == current or torch.cuda.memory_reserved(device)]

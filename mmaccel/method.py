@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 from contextlib import ExitStack
@@ -134,6 +135,23 @@ class Method(Generic[S]):
     def held(self) -> tuple[Held, ...]:
         """What a session comes to hold for it beside the model and its cache, before any run."""
         return ()
+
+    def __post_init__(self) -> None:
+        """Make numbers of numpy and torch plain ones; a subclass checks its settings here, and gets them so."""
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, plain_number(getattr(self, field.name)))
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check = cls.__post_init__
+
+        @functools.wraps(check)
+        def plain_first(self: Method) -> None:
+            Method.__post_init__(self)
+            check(self)
+
+        if "__post_init__" in vars(cls):
+            type.__setattr__(cls, "__post_init__", plain_first)
 
     def attach(self, session: S, stack: ExitStack) -> None:
         """Apply the method to the session's target, and push onto `stack` what removes it again."""

@@ -55,6 +55,9 @@ class Modality(ABC):
     serving
         Module of its part of the HTTP server, which has an `ENDPOINT`, a subclass of
         :class:`mmaccel.serve.endpoint.Endpoint`; empty without one.
+    families_section
+        Module of its part of the page of model families, which has a `section(planned)` that gets what plans say, and
+        yields Markdown; empty where that is all.
     """
 
     name: ClassVar[str]
@@ -67,6 +70,7 @@ class Modality(ABC):
     tab: ClassVar[str] = ""
     tab_title: ClassVar[str] = ""
     serving: ClassVar[str] = ""
+    families_section: ClassVar[str] = ""
 
     @property
     def package(self) -> str:
@@ -86,6 +90,10 @@ class Modality(ABC):
     def models(self) -> tuple[str, ...]:
         """Names of the models that need no download; default :attr:`model` alone."""
         return (self.model,)
+
+    def tab_models(self) -> tuple[str, ...]:
+        """Those of them that its tab of the demo can run; default all."""
+        return self.models()
 
     def recognizes(self, model: str) -> bool:
         """Whether a model's name or folder shows that it is of this modality."""

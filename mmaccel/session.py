@@ -7,12 +7,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
 from types import TracebackType
 from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
-from .adapter import Adapter
+from .adapter import AcceleratedTarget, Adapter
 from .errors import ActiveSessionError
 from .machine import synchronize
 from .method import Method
@@ -21,6 +22,8 @@ from .report import Report
 
 A = TypeVar("A", bound=Adapter, default=Any)
 
+# What models and pipelines return themselves from, as in ``accelerate(model, ...).eval()``.
+CHAINED = frozenset(("to", "cuda", "cpu", "half", "float", "double", "bfloat16", "train", "eval", "requires_grad_"))
 # Which session holds an object, by id, since models need not be hashable. Weak: what a method attaches to
 # the target refers to its session, so a session lives exactly as long as the target or its user keeps it.
 _holders: dict[int, weakref.ref[Session]] = {}
@@ -74,7 +77,7 @@ def accelerate(target: Any, *methods: Method | Plan, preset: str | None = None) 
     return Session(chosen, adapter)
 
 
-class Session(Generic[A]):
+class Session(AcceleratedTarget, Generic[A]):
     """A plan applied to one target. Use it as the target: calls are forwarded, and attributes read or set.
 
     Several threads may call `generate` of a model: each waits for its turn.
@@ -241,15 +244,21 @@ class Session(Generic[A]):
             with self.run():
                 return self.target(*args, **kwargs)
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the target, as its own `to` does; returns the session, so that its report and :meth:`remove` stay."""
-        self.target.to(*args, **kwargs)
-        return self
-
     def __getattr__(self, name: str) -> Any:
         if name in ("target", "adapter"):  # not built yet: raise instead of recursing
             raise AttributeError(name)
-        return getattr(self.target, name)
+        found = getattr(self.target, name)
+        return self._chained(found) if name in CHAINED else found
+
+    def _chained(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of the target that returns the session instead, with its report and :meth:`remove`."""
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = method(*args, **kwargs)
+            return self if found is self.target else found
+
+        return call
 
     def __setattr__(self, name: str, value: Any) -> None:
         """What the target has, as in ``fast.scheduler = ...``, is set there."""

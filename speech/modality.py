@@ -34,6 +34,7 @@ class Speech(Modality):
     tab = "mmaccel.demos.app.tabs.speech_tab"
     tab_title = "Speech"
     serving = "mmaccel.speech.serving.transcriptions"
+    families_section = "mmaccel.demos.families.speech_section"
 
     def models(self) -> tuple[str, ...]:
         from .families.weights import names

@@ -9,7 +9,7 @@ from typing import Any
 from mmaccel.batch.batching import Batching
 from mmaccel.files.endings import CLIPS
 
-from .command import add_film, settings_of
+from .arguments import add_film, settings_of
 
 
 class VideoBatching(Batching):

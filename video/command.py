@@ -6,13 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.cli.arguments import FRAMES, SIDE, STEPS, number, positive, seed, whole
 from mmaccel.cli.command import Command, Prepared
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import SIDE_BY_SIDE, check_picture, side_by_side, tell_written, told
 from mmaccel.errors import PromptError
 from mmaccel.files.output import replacing
 from mmaccel.progress import looks
+
+from .arguments import add_clip, add_film, settings_of
 
 if TYPE_CHECKING:
     from mmaccel.batch.batching import Batching
@@ -125,32 +126,3 @@ def _filmed(pipe: Any, session: Session, arguments: argparse.Namespace, settings
         session.report.baseline_seconds = runs["plain"].seconds
     runs[", ".join(session.report.methods)] = film("fast", session, settings)
     return runs
-
-
-def add_film(parser: Any) -> None:
-    """Add the arguments of a clip that is written: beside those of :func:`add_clip` its seed, guidance and rate."""
-    parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
-    add_clip(parser)
-    parser.add_argument("--guidance", type=number(), help="guidance scale (default: the pipeline's own)")
-    parser.add_argument("--rate", type=positive, help="frames a second of the file (default: those of the model)")
-
-
-def add_clip(parser: Any) -> None:
-    """Add the arguments for the length and the size of a clip."""
-    for name, meaning, most in (
-        ("steps", "denoising steps", STEPS),
-        ("frames", "frames", FRAMES),
-        ("height", "pixels", SIDE),
-        ("width", "pixels", SIDE),
-    ):
-        parser.add_argument(f"--{name}", type=whole(1, most), help=f"{meaning} (default: the pipeline's own)")
-
-
-def settings_of(arguments: argparse.Namespace, *more: str) -> Any:
-    """The settings of a clip that fits into memory."""
-    from . import generation
-
-    names = ("steps", "guidance", "frames", "height", "width", *more)
-    settings = generation.VideoSettings(**{name: getattr(arguments, name) for name in names})
-    generation.check_memory(settings)
-    return settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers import (
@@ -130,11 +130,11 @@ def flux_pipeline(seed: int = 0) -> tuple[Any, Any]:
     return pipe, arguments
 
 
-class _WithDraft(AnyFlowFARPipeline):  # type: ignore[misc]
+class _WithDraft(AnyFlowFARPipeline):
     """Takes what `video.BlockRouter` is given with a call also where no session takes it."""
 
     def __call__(self, *args: Any, draft: Any = None, score: Any = None, **kwargs: Any) -> Any:
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return cast(Any, super()).__call__(*args, **kwargs)
 
 
 def block_pipeline(seed: int = 0) -> tuple[Any, Any]:

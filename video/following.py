@@ -17,10 +17,10 @@ from mmaccel.stepping.tensors import tensors
 
 from .families.adapter import PipelineSession, has_frame_samplers
 from .samplers import levels_of
-from .steps import Follower, Forward, Stepper
+from .steps import Forward, RunFollower, Stepper
 
 
-class FrameFollower(Follower):
+class FrameFollower(RunFollower):
     """Follows a pipeline that steps every frame with a copy of its scheduler, as SkyReels-V2's do.
 
     One run is one call of `generate_timestep_matrix`, which says in which step which frames move; a long video has
@@ -109,7 +109,7 @@ def mean_levels(frames: list[FrameRun], steps: int) -> list[float]:
 def follow(session: PipelineSession, stack: ExitStack, make: Callable[[SamplerRun], Stepper]) -> None:
     """Put ``make(run)`` in charge of every run of the session's pipeline, until `stack` closes."""
     session.hold(session.target.scheduler)
-    follower = (FrameFollower if has_frame_samplers(session.target) else Follower)(session, make)
+    follower = (FrameFollower if has_frame_samplers(session.target) else RunFollower)(session, make)
     follower.attach(stack)
     session.around.append(follower.call)
     stack.callback(session.around.remove, follower.call)

@@ -16,8 +16,9 @@ from mmaccel import zoo
 from mmaccel.adapter import find_adapter
 from mmaccel.cache import free_memory
 from mmaccel.errors import MemoryLimitError, MmaccelError, PromptError, SettingError, UnsupportedTargetError
+from mmaccel.modality import get_modality
 from mmaccel.session import Session
-from mmaccel.zoo.weights import load_pipeline
+from mmaccel.zoo.weights import check_name, load_pipeline
 
 from .families.adapter import DiffusionTransformerAdapter, has_masks
 from .steps import warn
@@ -141,6 +142,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
 
     Raises
     ------
+    UnknownNameError
+        If there is none of this name.
     UnsupportedTargetError
         If it is not a diffusers pipeline with a denoiser, or needs its own code.
     WeightsError
@@ -151,11 +154,12 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
             raise UnsupportedTargetError(f"{model} makes no video: use `mmaccel run {zoo.modality(model)}`")
         pipe = zoo.load(model).to("cpu", dtype)
     else:
+        check_name("pipeline", model, own := get_modality("video").models())
         try:
             pipe = load_pipeline(model, dtype)
         except (OSError, ValueError, AttributeError) as error:
             raise UnsupportedTargetError(
-                f"{model!r} is not a pipeline: give a zoo name ({', '.join(zoo.names())}), a hub id or a folder"
+                f"{model!r} is not a pipeline: give a zoo name ({', '.join(own)}), a hub id or a folder"
                 f" with a model_index.json ({str(error).splitlines()[0]})"
             ) from error
     adapter = find_adapter(pipe, "video")

@@ -33,6 +33,7 @@ class Video(Modality):
     tab = "mmaccel.demos.app.tabs.video_tab"
     tab_title = "Video"
     serving = "mmaccel.video.serving"
+    families_section = "mmaccel.demos.families.diffusion_section"
 
     def models(self) -> tuple[str, ...]:
         return (self.model, "tiny-far")

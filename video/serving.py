@@ -25,14 +25,14 @@ NUMBERS = ("seconds", "seed", "steps", "guidance", "frames")  # texts in a form
 
 
 @dataclass(kw_only=True)
-class Filming(Request):
+class ClipRequest(Request):
     """A request for a clip."""
 
     prompt: str
     settings: VideoSettings
 
 
-class VideoEndpoint(Endpoint[Filming]):
+class VideoEndpoint(Endpoint[ClipRequest]):
     """Makes clips, one after the other."""
 
     path = "/v1/videos"
@@ -45,7 +45,7 @@ class VideoEndpoint(Endpoint[Filming]):
         opened.set_progress_bar_config(disable=True)
         self.rate = rate_of(opened)
 
-    def parse(self, body: Mapping[str, Any]) -> Filming:
+    def parse(self, body: Mapping[str, Any]) -> ClipRequest:
         fields = Fields({name: _number(value) if name in NUMBERS else value for name, value in body.items()})
         prompt = fields.text("prompt", PROMPT)
         seed = fields.whole("seed", 0, LARGEST_SEED)
@@ -66,9 +66,9 @@ class VideoEndpoint(Endpoint[Filming]):
         fields.end()
         check_memory(settings)
         check_settings(self.opened, settings)
-        return Filming(prompt=prompt, settings=settings)
+        return ClipRequest(prompt=prompt, settings=settings)
 
-    def answer(self, requests: list[Filming]) -> list[bytes]:
+    def answer(self, requests: list[ClipRequest]) -> list[bytes]:
         """Make the clip of the only request."""
         (request,) = requests
         steps = request.settings.steps or self._usual("num_inference_steps") or 1
@@ -87,7 +87,7 @@ class VideoEndpoint(Endpoint[Filming]):
             request.settings.width, request.settings.height = frames[0].size
             return [path.read_bytes()]
 
-    def described(self, request: Filming) -> dict[str, Any]:
+    def described(self, request: ClipRequest) -> dict[str, Any]:
         """The prompt, and the length and the size of the clip as OpenAI writes them, as soon as they are known."""
         settings = request.settings
         frames, width, height = (

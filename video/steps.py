@@ -68,7 +68,7 @@ def warn(report: Report, text: str) -> None:
         report.warnings.append(text)
 
 
-class Follower:
+class RunFollower:
     """Keeps the run up to date, and hands the calls to its stepper."""
 
     def __init__(self, session: PipelineSession, make: Callable[[SamplerRun], Stepper]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import mmaccel
 from mmaccel.method import Method
@@ -43,9 +43,10 @@ class Accelerated:
 
     methods: ClassVar[tuple[Method | Plan, ...]] = (HeterogeneousSteps(),)
     session: Session
+    _pipeline: Any  # of the backend
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Load as the backend does, then accelerate what it calls."""
-        found = super().load_weights(*args, **kwargs)  # type: ignore[misc]
-        self.session = mmaccel.accelerate(self._pipeline, *self.methods)  # type: ignore[attr-defined]
+        found = cast(Any, super()).load_weights(*args, **kwargs)
+        self.session = mmaccel.accelerate(self._pipeline, *self.methods)
         return found

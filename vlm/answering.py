@@ -12,8 +12,10 @@ import torch
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError
-from mmaccel.zoo.weights import no_foreign_code
+from mmaccel.modality import get_modality
+from mmaccel.zoo.weights import check_name, no_foreign_code
 
+from .arguments import READER
 from .families.visual_adapter import VisualAdapter
 from .input.processed import processed
 
@@ -23,6 +25,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
 
     Raises
     ------
+    UnknownNameError
+        If there is no model of this name.
     UnsupportedTargetError
         If its family has no adapter, or it needs its own code.
     MissingExtraError
@@ -49,6 +53,7 @@ def from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
     """A vision-language model and its processor from a hub id or a folder; never runs its code."""
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
+    check_name("vision-language model", model, own := (*get_modality("vlm").models(), READER))
     try:
         with no_foreign_code(model):
             AutoConfig.from_pretrained(model, trust_remote_code=False)  # says best what is wrong
@@ -65,7 +70,7 @@ def from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
         raise MissingExtraError(f"the processor of {model} needs more: pip install torchvision ({error})") from error
     except (OSError, ValueError) as error:
         raise UnsupportedTargetError(
-            f"{model!r} is not a vision-language model: give a zoo name ({', '.join(zoo.names())}), hub id or folder"
+            f"{model!r} is not a vision-language model: give a zoo name ({', '.join(own)}), hub id or folder"
             f" ({str(error).splitlines()[0]})"
         ) from error
     return target, processor

@@ -11,8 +11,7 @@ from mmaccel.cli.arguments import positive
 from mmaccel.errors import PromptError
 from mmaccel.files.endings import READ_PICTURES
 
-from .command import add_answer, frames_of
-from .document_command import add_reading, given_regions
+from .arguments import add_answer, add_reading, frames_of, given_regions
 
 
 class VlmBatching(Batching):

@@ -7,17 +7,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.cli.arguments import FRAMES, TOKENS, number, positive, whole
+from mmaccel.cli.arguments import number, positive
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import check_picture, told
 from mmaccel.errors import SettingError
 from mmaccel.files.output import replacing
 
+from .arguments import add_answer, frames_of
+
 if TYPE_CHECKING:
     from mmaccel.batch.batching import Batching
-
-    from .input.read_video import VideoFrames
 
 
 class VlmCommand(Command):
@@ -146,22 +146,6 @@ def _of_stream(chosen: list[Any], kind: type[Any]) -> Any:
     if len(chosen) > 1 or not all(isinstance(method, kind) for method in chosen):
         raise SettingError(f"--watch takes --method vlm.{kind.__name__}(...) or none, not {chosen[0]}")
     return chosen[0] if chosen else None
-
-
-def add_answer(parser: Any) -> None:
-    """Add the arguments for the frames of a video and the length of an answer."""
-    parser.add_argument("--frames", type=whole(1, FRAMES), default=32, help="most frames to look at (default 32)")
-    length = "longest answer in tokens (default 32)"
-    parser.add_argument("--max-new-tokens", type=whole(1, TOKENS), default=32, metavar="TOKENS", help=length)
-
-
-def frames_of(arguments: argparse.Namespace) -> VideoFrames:
-    """As many frames of a video file as requested, or all if it has fewer."""
-    from .input.read_video import read_at_most, read_video
-
-    if getattr(arguments, "fps", None) is not None:
-        return read_video(arguments.video, fps=arguments.fps)
-    return read_at_most(arguments.video, arguments.frames)
 
 
 def _example() -> tuple[Any, str]:

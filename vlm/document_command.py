@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mmaccel.cli.arguments import TOKENS, number, whole
+from mmaccel.cli.arguments import number
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, device_of, dtype_of
 from mmaccel.cli.run import check_picture, told
 from mmaccel.errors import SettingError
 
-from .modality import READER
+from .arguments import READER, add_reading, given_regions
 
 if TYPE_CHECKING:
     from mmaccel.batch.batching import Batching
@@ -114,28 +114,3 @@ class DocumentCommand(Command):
                 call["page"].save(temporary, arguments.picture.suffix[1:].lower().replace("jpg", "jpeg"))
         for path in filter(None, (arguments.output, arguments.picture)):
             print(f"wrote {path}")
-
-
-def add_reading(parser: Any) -> None:
-    """Add the arguments for what the reader is asked, and the length of its text."""
-    parser.add_argument("--prompt", help="what the reader is asked, where it has no prompt of its own")
-    length = "longest text in tokens (default 1024)"
-    parser.add_argument("--max-new-tokens", type=whole(1, TOKENS), default=1024, metavar="TOKENS", help=length)
-
-
-def given_regions(session: Any, regions: list[Any], file: Path | None) -> dict[str, Any]:
-    """The regions, for the method of a session that takes them.
-
-    Raises
-    ------
-    SettingError
-        If none does, and they are of a file that was named.
-    """
-    from .decoder.document_draft import DocumentDraft
-
-    if any(isinstance(method, DocumentDraft) for method in session.plan.methods):
-        return {"regions": regions}
-    if file is not None:
-        methods = ", ".join(method.name for method in session.plan.methods) or "the plain model"
-        raise SettingError(f"--regions: {methods} uses none: leave them out, or add --method vlm.DocumentDraft")
-    return {}

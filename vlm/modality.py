@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.modality import Modality
 
+from .arguments import READER
+
 if TYPE_CHECKING:
     from mmaccel.adapter import Adapter
     from mmaccel.cli.command import Command
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from mmaccel.testing.contract import Example
 
     from .command import VlmCommand
-
-READER = "tiny-reader"
 
 EXAMPLE = """import mmaccel
 from mmaccel import vlm, zoo
@@ -40,6 +40,7 @@ class Vlm(Modality):
     tab = "mmaccel.demos.app.tabs.question_tab"
     tab_title = "Video chat"
     serving = "mmaccel.vlm.serving"
+    families_section = "mmaccel.demos.families.visual_section"
 
     def recognizes(self, model: str) -> bool:
         return super().recognizes(model) or model == READER

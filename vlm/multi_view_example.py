@@ -70,8 +70,8 @@ class Aggregator(nn.Module):
         self.patch_embed = nn.Conv2d(3, width, PATCH, PATCH)
         self.camera_token = nn.Parameter(torch.randn(1, 2, 1, width))
         self.register_token = nn.Parameter(torch.randn(1, 2, REGISTERS, width))
-        self.frame_blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.global_blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.frame_blocks = nn.ModuleList(ViewBlock(width, heads) for _ in range(depth))
+        self.global_blocks = nn.ModuleList(ViewBlock(width, heads) for _ in range(depth))
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, int]:
         batch, views = images.shape[:2]
@@ -88,7 +88,7 @@ class Aggregator(nn.Module):
         return torch.cat([within, tokens], -1), self.patch_start_idx
 
 
-class Block(nn.Module):
+class ViewBlock(nn.Module):
     """Attention and an MLP, as in DINOv2."""
 
     def __init__(self, width: int, heads: int) -> None:

@@ -14,9 +14,9 @@ from mmaccel import zoo
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 
 from .answering import from_hub
+from .arguments import READER
 from .input.processed import single_bos
 from .input.regions import Region, regions_of
-from .modality import READER
 
 PROMPT = "Convert this page to Markdown."  # of readers that are told what to do
 MOST_BYTES = 16 << 20  # of a file with regions

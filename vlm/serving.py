@@ -224,7 +224,7 @@ def _usage_asked(options: Any, streams: bool) -> bool:
     return asked
 
 
-class _Left(StoppingCriteria):  # type: ignore[misc]
+class _Left(StoppingCriteria):
     """Ends a text that nobody waits for."""
 
     rowwise = True  # reads no text: rows of a batch may be shown one by one, and with a shortened prompt
@@ -237,7 +237,7 @@ class _Left(StoppingCriteria):  # type: ignore[misc]
         return torch.full((len(input_ids),), gone, dtype=torch.bool, device=input_ids.device)
 
 
-class _Streamer(TextStreamer):  # type: ignore[misc]
+class _Streamer(TextStreamer):
     """Hands on whole words as they are written."""
 
     def __init__(self, tokenizer: Any, pieces: queue.SimpleQueue[str]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.bench.benchmark import Benchmark, Row, Section, in_one
+from mmaccel.bench.winners import Figure
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -20,7 +21,7 @@ from mmaccel.comparison.trial import Workload
 from mmaccel.registry import get_method
 from mmaccel.session import accelerate
 
-from ..command import ONE_BY_ONE
+from ..arguments import ONE_BY_ONE
 from ..commits import Commits
 from . import page
 from .cases import cases
@@ -136,6 +137,8 @@ SECTION = Section(
     form=".1%",
     name=page.name,
     series=page.series,
+    figures=(Figure("lists without a mistake", lambda row: row["quality"], " points", scale=100),),
+    versus=page.versus,
 )
 BENCHMARK = Benchmark(
     "canvas", page.TITLE, in_one(rows), SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts, plot=page.plot

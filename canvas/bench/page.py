@@ -64,6 +64,13 @@ def _more(row: Row, cache: str) -> str:
     return (f" + {beside}" if beside else "") + (cache if row["cache"] else "")
 
 
+def versus(row: Row) -> str:
+    """What a row is beside ours: fewer steps without our cache and with it, the own threshold, or word by word."""
+    if row["method"].startswith("canvas.") or row["method"] == "one token a step":
+        return ""
+    return series(row) if row["method"] == "fewer steps" else row["method"].split(",")[0]
+
+
 def groups(found: list[Row]) -> dict[str, list[Row]]:
     """One table."""
     return {"": [row for row in found if row["method"] != "plain"]}

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from mmaccel import zoo
 from mmaccel.bench.benchmark import Benchmark, Row, Section, in_one
+from mmaccel.bench.winners import Figure
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -108,6 +109,9 @@ SECTION = Section(
     higher_is_better=False,
     name=page.name,
     series=page.series,
+    figures=(
+        Figure("distance to real pictures (lower is better)", lambda row: row["quality"], higher_is_better=False),
+    ),
 )
 BENCHMARK = Benchmark(
     "pictures",

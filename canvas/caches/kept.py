@@ -1,4 +1,4 @@
-"""Kept: what all passes with kept keys and values have in common."""
+"""KeptStates: what all passes with kept keys and values have in common."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import Any
 
 import torch
 
+from mmaccel.errors import UnsupportedTargetError
 
-class Kept:
+# Of a model that a cache does not reach.
+NOT_REACHED = (
+    "does not use transformers' attention interface, by which caches keep keys and values; the methods of canvas that"
+    " are no cache work on it"
+)
+
+
+class KeptStates:
     """Keys and values by layer, and what attention does with them in the pass that runs.
 
     Attributes
@@ -31,9 +39,16 @@ class Kept:
         self.most_bytes = max(self.most_bytes, sum(x.nbytes for pair in self.kept.values() for x in pair))
 
     def _within(self, mode: str, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
-        """Logits of a pass in which attention does what `mode` says."""
+        """Logits of a pass in which attention does what `mode` says.
+
+        Raises an `UnsupportedTargetError` if nothing was kept: a model may compute its attention in another way than
+        its file tells, and later passes would do without the context.
+        """
         self.mode = mode
         try:
-            return original(ids, **kwargs).logits
+            logits = original(ids, **kwargs).logits
         finally:
             self.mode = ""
+        if mode == "keep" and not self.kept:
+            raise UnsupportedTargetError(f"the model {NOT_REACHED}")
+        return logits

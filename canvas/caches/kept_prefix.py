@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .kept import Kept
+from .kept import KeptStates
 
 
-class KeptPrefix(Kept):
+class KeptPrefix(KeptStates):
     """Runs whole passes that keep keys and values of the prefix, and between them passes over the block alone.
 
     Parameters
@@ -51,7 +51,8 @@ class KeptPrefix(Kept):
             self.reused += 1
             return self._from("reuse", before, original, ids, kwargs)
         self.prefix, self.since = before, 1
-        logits, share = self._from("grow" if self.first else "keep", self.first, original, ids, kwargs)
+        mode = "grow" if self.first else "keep" if before else ""
+        logits, share = self._from(mode, self.first, original, ids, kwargs)
         self.reused += self.first > 0
         self._note_bytes()
         return logits, share
@@ -102,7 +103,7 @@ class KeptPrefix(Kept):
             if self.padding is not None:
                 self.padding = self.padding.to(key.device)  # layers may be on several devices
             attention_mask, kwargs["is_causal"] = self._mask(attention_mask, old_key.shape[2]), False
-        if self.mode in ("keep", "grow") and self.prefix:
+        if self.mode in ("keep", "grow"):
             every = len(key) // self.rows  # one of the canvases of a row will do
             own = (x[::every, :, : self.prefix].clone() for x in (key, value))
             self.kept[id(module)] = next(own), next(own)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .kept import Kept
+from .kept import KeptStates
 
 
-class KeptWindow(Kept):
+class KeptWindow(KeptStates):
     """Runs whole passes that keep all keys and values, and between them passes over a window of the block.
 
     Parameters

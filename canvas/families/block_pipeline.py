@@ -12,6 +12,7 @@ from mmaccel.patching import attention_layers, unfit_attention
 from mmaccel.session import Session
 
 from ..caches.interval_cache import IntervalCache
+from ..caches.kept import NOT_REACHED
 from ..caches.prefix_cache import PrefixCache
 from ..decoder import BlockDecoder
 from ..method import CanvasMethod
@@ -62,10 +63,7 @@ class BlockPipelineAdapter(CanvasAdapter[BlockDecoder]):
                 " attn_implementation='sdpa'"
             )
         if keeps and not modules:
-            raise UnsupportedTargetError(
-                f"{type(self.target.model).__name__} does not use transformers' attention interface, by which"
-                f" {method.name} keeps keys and values; the methods of canvas that are no cache work on it"
-            )
+            raise UnsupportedTargetError(f"{method.name}: {type(self.target.model).__name__} {NOT_REACHED}")
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().prepare(args, kwargs)

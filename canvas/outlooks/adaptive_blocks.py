@@ -10,7 +10,7 @@ import torch
 from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
-from ..outlook import Outlook, Seen, token_of
+from .outlook import Outlook, Seen, token_of
 
 
 @register("canvas")

@@ -10,7 +10,7 @@ import torch
 from mmaccel.method import Advice, is_number
 from mmaccel.registry import register
 
-from ..outlook import Outlook, Seen
+from .outlook import Outlook, Seen
 
 
 @register("canvas")

@@ -27,7 +27,7 @@ class Lookahead:
     A scheduler's noise is known ahead: a copy of the generator draws it. So the next canvases follow from logits that
     earlier passes gave for the same steps; each pass improves those (a Picard iteration over the steps). The pipeline
     makes every step itself, and gets logits only of a pass whose input was the one that it asks for: the same tokens,
-    and for self-conditioning the same chances, to the rounding of the weights.
+    and for self-conditioning the same chances, each to the rounding of the weights.
 
     Parameters
     ----------
@@ -35,6 +35,8 @@ class Lookahead:
         The most canvases in one pass.
     scheduler
         Of the pipeline.
+    dtype
+        Of the model's weights, to which it rounds chances; it gives its logits in float32. Default float32.
 
     Attributes
     ----------
@@ -46,8 +48,8 @@ class Lookahead:
         Why a run was plain.
     """
 
-    def __init__(self, drafts: int, scheduler: Any) -> None:
-        self.drafts, self.scheduler = drafts, scheduler
+    def __init__(self, drafts: int, scheduler: Any, dtype: torch.dtype = torch.float32) -> None:
+        self.drafts, self.scheduler, self.rounding = drafts, scheduler, torch.finfo(dtype).eps
         self.begin()
 
     def begin(self) -> None:
@@ -88,13 +90,12 @@ class Lookahead:
         layers = (layer for cache in self.caches.values() for layer in cache.layers)
         return count_bytes(passes, [(layer.keys, layer.values) for layer in layers])
 
-    @staticmethod
-    def _same(known: Known, canvas: torch.Tensor, before: torch.Tensor) -> bool:
+    def _same(self, known: Known, canvas: torch.Tensor, before: torch.Tensor) -> bool:
         """Whether a pass over what is known is the pass that is asked for."""
         if known.before is None or not torch.equal(known.canvas, canvas):
             return False
-        away = (known.before.float().softmax(-1) - before.float().softmax(-1)).abs().amax()
-        return float(away) <= max(1e-6, torch.finfo(before.dtype).eps)
+        found, asked = (logits.float().softmax(-1) for logits in (known.before, before))
+        return torch.allclose(found, asked, rtol=self.rounding, atol=1e-6)
 
     def _drafted(self, canvas: torch.Tensor, before: torch.Tensor | None) -> list[tuple[Any, Any]]:
         """The canvas and those after it, each with the logits before it."""

@@ -56,7 +56,7 @@ def build(frame: Frame | None = None) -> gr.Blocks:
             if modality.tab:
                 with gr.Tab(modality.tab_title):
                     import_module(modality.tab).build(frame)
-        blocks.unload(frame.leave)
+        blocks.unload(frame.stop)
     take_only_uploads(blocks)
     blocks.queue(max_size=frame.limits.waiting, default_concurrency_limit=1, api_open=False)
     return blocks

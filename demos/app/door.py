@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmaccel.serve import door
 
 
-class Door(door.Door):
+class DemoDoor(door.Door):
     """Refuses what does not come from a page of the demo, and what of Gradio no tab asks for."""
 
     called = "demo"

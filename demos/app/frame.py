@@ -5,19 +5,21 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import gradio as gr
 
+from mmaccel.errors import SettingError
+
 from .limits import Limits
-from .looks.race import ACCELERATED, Race, notice
+from .looks.board import ACCELERATED, Progress, notice
 from .models import Models
 from .runs import Runs, Stopped, log, readable
 
-# All heavy work waits in one queue: two runs at once would spoil each other's times.
-QUEUE = "models"
-EVERY = 0.15  # seconds between two looks at a race
+QUEUE = "models"  # of heavy work; Gradio's own would neither tell nor end what waits in it
+EVERY = 0.15  # seconds between two looks at the progress
 
 Work = Callable[..., Any]
 
@@ -40,9 +42,10 @@ class Frame:
     models: Models = field(default_factory=Models)
     limits: Limits = field(default_factory=Limits)
     runs: Runs = field(default_factory=Runs)
-    # One thread does the work while others answer browsers: threads that come and go would each cost torch its own.
+    # One thread does all heavy work while others answer browsers: two runs at once would spoil each other's times, and
+    # threads that come and go would each cost torch its own.
     worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mmaccel demo"))
-    goodbyes: list[Callable[[str], Any]] = field(default_factory=list)  # what tabs do when a visitor leaves
+    ends: list[Callable[[str], Any]] = field(default_factory=list)  # what tabs do when a visitor stops or leaves
 
     def connect(
         self,
@@ -56,14 +59,14 @@ class Frame:
 
         Work that yields shows what it has so far. It calls `run.check()` or `run.tell()` often, so that it ends when
         its visitor does not want it any more; whatever it raises becomes a message. Meanwhile the first output, the
-        board, shows the stages `lanes` racing.
+        board, shows how far the stages `lanes` are.
         """
 
         def handle(request: gr.Request, *values: Any) -> Any:
-            race, rest = Race(lanes), [gr.skip() for _ in outputs[1:]]
+            progress, rest = Progress(lanes), [gr.skip() for _ in outputs[1:]]
             try:
-                for made in self._made(visitor(request), race, work, values):
-                    yield [race.page(), *rest] if made is None else made
+                for made in self._made(visitor(request), progress, work, values):
+                    yield [progress.page(), *rest] if made is None else made
                 return
             except Stopped:
                 told = notice("Stopped", "The run was stopped.")
@@ -79,18 +82,23 @@ class Frame:
                 show_progress="minimal",
                 show_progress_on=outputs[0],
                 concurrency_id=QUEUE,
-                concurrency_limit=1,
+                concurrency_limit=None,
                 trigger_mode="once",
                 api_visibility="private",
             )
 
-    def _made(self, who: str, race: Race, work: Work, values: Sequence[Any]) -> Iterator[Any]:
-        """What work returns or yields, and None whenever it has been busy for a while."""
+    def _made(self, who: str, progress: Progress, work: Work, values: Sequence[Any]) -> Iterator[Any]:
+        """What work returns or yields, and None whenever it has been waiting or busy for a while."""
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._make_room()
+        live = ExitStack()
+        run = live.enter_context(self.runs.begin(who, progress.tell))
+        progress.tell(0.0, "wait")
 
         def pump() -> None:
             try:
-                with readable(), self.runs.begin(who, race.tell) as run:
+                with live, readable():
+                    run.check()
                     made = work(run, *values)
                     for one in made if isinstance(made, Iterator) else [made]:
                         results.put(one)
@@ -101,28 +109,33 @@ class Frame:
         done = self.worker.submit(pump)
         try:
             while not (done.done() and results.empty()):
+                if run.stopped and done.cancel():  # while it waited
+                    raise Stopped
                 try:
                     yield results.get(timeout=EVERY)
                 except queue.Empty:
                     yield None
             done.result()
         finally:
-            if not done.done() and not done.cancel():  # the page is gone
-                self.runs.stop(who)
+            run.stop()  # the page may be gone
+            if done.cancel():
+                live.close()
+
+    def _make_room(self) -> None:
+        if self.runs.count() > self.limits.waiting:
+            with readable():
+                raise SettingError(f"no more than {self.limits.waiting} runs may wait: try again in a minute")
 
     def connect_stop(self, button: gr.Button) -> None:
-        """Let a button stop what its visitor runs, at once and past the queue."""
+        """Let a button stop what its visitor runs, awaits or says, at once and past the queue."""
         button.click(self.stop, queue=False, show_progress="hidden", api_visibility="private")
 
     def stop(self, request: gr.Request) -> None:
-        """End all runs of the visitor who asks."""
-        self.runs.stop(visitor(request))
-
-    def leave(self, request: gr.Request) -> None:
-        """A visitor has closed their tab: end their runs, and let go of what is held for them."""
-        self.stop(request)
-        for goodbye in self.goodbyes:
-            goodbye(visitor(request))
+        """End all that the visitor who asks runs, awaits or says; or who has closed their page."""
+        who = visitor(request)
+        self.runs.stop(who)
+        for end in self.ends:
+            end(who)
 
 
 def visitor(request: gr.Request) -> str:

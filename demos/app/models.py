@@ -77,7 +77,7 @@ class Models:
 
     def names(self, kind: str) -> list[str]:
         """What a visitor may choose for a kind, the operator's own models first."""
-        return [*self.more.get(kind, []), *get_modality(kind).models()]
+        return [*self.more.get(kind, []), *get_modality(kind).tab_models()]
 
     def check(self, kind: str, name: Any) -> None:
         """Raise unless a visitor may use this model."""

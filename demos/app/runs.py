@@ -78,7 +78,7 @@ class Run:
 
 
 class Runs:
-    """The live runs of all visitors, so that one who leaves or presses Stop ends only their own."""
+    """The runs of all visitors, live or waiting, so that one who leaves or presses Stop ends only their own."""
 
     def __init__(self) -> None:
         self._live: dict[str, set[Run]] = defaultdict(set)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 from gradio.routes import App, ORJSONResponse
 from starlette.types import ASGIApp
 
-from .door import Door
+from .door import DemoDoor
 from .limits import Limits
 from .uploads.quota import Quota
 
@@ -23,17 +24,18 @@ class Served(App):
 
     def build_middleware_stack(self) -> ASGIApp:
         inner = Quota(super().build_middleware_stack(), self.uploaded_file_dir, self.limits)
-        return Door(inner, self.hosts)
+        return DemoDoor(inner, self.hosts)
 
 
 def take_only_uploads(blocks: gr.Blocks) -> None:
     """Let no component download a file from an address that a visitor names, of any size and from anywhere."""
+    component: Any
     for component in blocks.blocks.values():
         take = component.async_move_resource_to_block_cache
 
-        async def taken(file: str | Path | None, take: object = take) -> str | None:
+        async def taken(file: str | Path | None, take: Any = take) -> str | None:
             if "://" in str(file):
                 raise gr.Error("Upload the file itself: nothing is fetched from other places.", print_exception=False)
-            return await take(file)  # type: ignore[operator, no-any-return]
+            return await take(file)
 
-        component.async_move_resource_to_block_cache = taken  # type: ignore[assignment, method-assign]
+        component.async_move_resource_to_block_cache = taken

@@ -12,6 +12,7 @@ from typing import Any
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 from mmaccel.errors import WeightsError
+from mmaccel.kernels.bench.benchmark import public
 
 Row = dict[str, Any]
 
@@ -41,6 +42,7 @@ PICTURES = ("model", "batch", "method", "speed-up", "ms a pass of 1 token", "of 
 def page(result: dict[str, Any]) -> str:
     """The page of a result: a table for each kind of model."""
     kinds = {kind: [row for row in result["rows"] if row["modality"] == kind] for kind in _TABLES}
+    kinds["kernels"] = public(kinds["kernels"])
     sections = {}
     for kind, rows in kinds.items():
         title, headings, line = _TABLES[kind]

@@ -11,9 +11,9 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import canvas, zoo
-from mmaccel.canvas.command import ONE_BY_ONE
+from mmaccel.canvas.arguments import ONE_BY_ONE
 from mmaccel.canvas.method import MASKS, CommitRule
-from mmaccel.canvas.outlook import Outlook
+from mmaccel.canvas.outlooks.outlook import Outlook
 from mmaccel.canvas.verifiers.free_dave import FreeDave
 from mmaccel.canvas.verifiers.guided_commit import GuidedCommit
 from mmaccel.demos.pages.figures import drawn, figure

@@ -42,7 +42,7 @@ COMMAND = "from mmaccel.cli.main import main; raise SystemExit(main())"
 HEADINGS = ("run", "ended", "pictures after it", "s")
 
 
-class Batch:
+class PictureFolder:
     """One folder of pictures, and the runs that write to it."""
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -73,7 +73,7 @@ class Batch:
         return said
 
 
-def kills(batch: Batch) -> str:
+def kills(batch: PictureFolder) -> str:
     """Three kills and the end; returns what the last run says."""
     began = time.perf_counter()
     process = batch.started("--ray")
@@ -102,7 +102,7 @@ def _resize(folder: Path, size: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
 
 
-def wrong(batch: Batch) -> int:
+def wrong(batch: PictureFolder) -> int:
     """Pictures that are not those of a plain loop; a share of them, since each is drawn once more."""
     painter, found = load(MODEL), 0
     chosen = range(0, batch.count, max(1, batch.count // 50))
@@ -130,7 +130,7 @@ def cost(folder: Path, count: int) -> dict[str, float]:
     from mmaccel.cli.batch import ELSEWHERE
     from mmaccel.cli.main import build_parser
 
-    batch = Batch(folder, count)
+    batch = PictureFolder(folder, count)
     arguments = build_parser().parse_args(["batch", "image", str(batch.list), "-o", str(batch.output)])
     usual = argparse.Namespace(**{name: value for name, value in vars(arguments).items() if name not in ELSEWHERE})
     command = arguments.run.args[0]
@@ -158,7 +158,7 @@ def measure(count: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)], check=True)
     try:
-        batch = Batch(folder, count)
+        batch = PictureFolder(folder, count)
         said = kills(batch)
         keys = [json.loads(line)["key"] for line in (batch.output / ".mmaccel/records.jsonl").read_text().splitlines()]
         found = {"items": count, "pictures": batch.there(), "records": len(keys), "keys": len(set(keys))}

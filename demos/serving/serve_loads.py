@@ -61,6 +61,8 @@ class Kind:
         Whether two answers are the same to who sees them.
     within
         By how much they may differ all the same, in words.
+    cancel
+        Takes back what a response promised; nothing to do where the answer was already there.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Kind:
     answer: Callable[[str, httpx.Response], Any]
     equal: Callable[[Any, Any], bool]
     within: str = ""
+    cancel: Callable[[httpx.Client, str, httpx.Response], object] = lambda client, address, response: None
 
 
 def recordings() -> list[bytes]:
@@ -110,6 +113,12 @@ def clip(address: str, response: httpx.Response) -> bytes:
     content = HTTP.get(f"{place}/content").raise_for_status().content
     HTTP.delete(place)
     return content
+
+
+def withdraw(client: httpx.Client, address: str, response: httpx.Response) -> None:
+    """Delete a clip that was promised at once, as soon as a client would leave that waits for its answer."""
+    time.sleep(LEAVE)
+    client.delete(f"{address}/v1/videos/{response.json()['id']}")
 
 
 def frames(data: bytes) -> Any:
@@ -152,6 +161,7 @@ KINDS = {
         lambda address, response: clip(address, response.raise_for_status()),
         looks_equal,
         f", within {LEVELS} of 255 levels on the mean",
+        withdraw,
     ),
 }
 
@@ -203,9 +213,8 @@ class Load:
                 return
             if response.status_code == 503:
                 refusals.append(time.perf_counter() - asked)
-            elif self.kind.name == "video":  # it was promised at once
-                time.sleep(LEAVE)
-                leaving.delete(f"{address}/v1/videos/{response.json()['id']}")
+            else:
+                self.kind.cancel(leaving, address, response)
 
         with ThreadPoolExecutor(CROWD) as pool, ExitStack() as stack:
             clients = [stack.enter_context(httpx.Client(timeout=LEAVE, verify=False)) for _ in range(CROWD)]

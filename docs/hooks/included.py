@@ -8,7 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Files of the repository that have a page of their own; what else is linked there is only named.
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "mmaccel/zoo/README.md": "models/index.md",
+}
 CARD = re.compile(r"^mmaccel/zoo/([\w-]+)/README\.md$")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^(#+) (.*)$")

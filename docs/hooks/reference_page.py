@@ -37,4 +37,4 @@ def _page(name: str, title: str) -> str:
 
 def _is_own(module: object, name: str) -> bool:
     """Whether a module without `__all__` defines this function itself."""
-    return not name.startswith("_") and getattr(getattr(module, name), "__module__", "") == module.__name__  # type: ignore[attr-defined]
+    return not name.startswith("_") and getattr(getattr(module, name), "__module__", "") == module.__name__

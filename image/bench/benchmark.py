@@ -11,6 +11,7 @@ from tqdm import tqdm
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
 from mmaccel.bench.benchmark import Benchmark, Section, in_one
+from mmaccel.bench.winners import Figure
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import Entry
 from mmaccel.comparison.runner import Runner
@@ -116,10 +117,15 @@ def _quality(painter: generation.Painter) -> Iterator[tuple[Method, Row]]:
 
 SECTION = Section(
     lambda rows: {"": [r for r in rows if r["batch"] == 1 and r["guidance"] != 1]},
-    "none: every token of a picture has to be drawn, and the plain run is what there is.",
+    "none: every token of a picture has to be drawn; our own loop without drafts is set beside ours.",
     plot="distance to real pictures against time; exact settings whose pictures were not judged lie on the plain line",
     quality="Frechet distance to real pictures (lower is better)",
     higher_is_better=False,
+    versus=page.versus,
+    figures=(
+        Figure("distance to real pictures (lower is better)", lambda row: row["quality"], higher_is_better=False),
+    ),
+    more=page.over_cases,
 )
 BENCHMARK = Benchmark(
     "image",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mmaccel.bench.findings import plain_of
 from mmaccel.bench.pages import markdown
+from mmaccel.bench.winners import ahead, speed
 from mmaccel.registry import get_method
 
 TITLE = "Autoregressive images"
@@ -32,6 +34,7 @@ LIMITS = """
   since tokens are drawn without the upper right of the picture; the model was trained to look there.
 - **coupling="independent"** resamples all drafts in every pass, which is why wide windows gain nothing.
 """
+FASTER = speed("speed")
 HEADINGS = ("method", "exact", "seconds", "speed-up", "fewer passes", "distance to real", "nats per token")
 
 
@@ -67,6 +70,26 @@ def auto(rows: list[dict[str, Any]]) -> dict[str, str]:
             best, case = max(fixed, key=_speedup), _case(learned["batch"], learned["guidance"])
             told.append(f"{learned['speedup']:.2f}x where `{name(best)}` has {best['speedup']:.2f}x ({case})")
     return {"auto": f": {'; '.join(told)}" if told else ""}
+
+
+def versus(row: dict[str, Any]) -> str:
+    """What a row is beside ours: our own loop without drafts is what anyone could write."""
+    return "no drafts" if _is_single(row) else ""
+
+
+def over_cases(rows: list[dict[str, Any]]) -> str:
+    """The default of `SpeculativeJacobi` over batches and guidance, against the plain run and no drafts."""
+    default = get_method("image.SpeculativeJacobi")().settings()
+    ours = [row for row in rows if row["method"] == "image.SpeculativeJacobi" and row["settings"] == default]
+    single = {(row["batch"], row["guidance"]): row for row in rows if _is_single(row)}
+    pairs = {
+        "the plain run": [(row, plain_of([row])) for row in ours],
+        "no drafts": [(row, single[case]) for row in ours if (case := (row["batch"], row["guidance"])) in single],
+    }
+    found = {
+        name: ahead(FASTER, each, lambda row: _case(row["batch"], row["guidance"])) for name, each in pairs.items()
+    }
+    return "\n".join(f"- `SpeculativeJacobi()` against {name}: {told}." for name, told in found.items() if told)
 
 
 def _is_single(row: dict[str, Any]) -> bool:

@@ -50,7 +50,7 @@ class LineState:
 
 
 @dataclass
-class Job:
+class LineInput:
     """What one line feeds to one forward: final tokens without keys yet, then drafts."""
 
     row: int
@@ -117,7 +117,7 @@ class RowDecoder:
             return 0
         return min(line.length, max(0, above.done - self.window + 1))
 
-    def _jobs(self, row: int) -> Iterator[Job]:
+    def _jobs(self, row: int) -> Iterator[LineInput]:
         states = self.states[row]
         for number, state in enumerate(states):
             start = state.line.start
@@ -127,14 +127,14 @@ class RowDecoder:
             unwritten = list(range(start + state.written, start + state.done))
             if reach > state.done:
                 yield self._drafting(
-                    Job(row, state, unwritten or [start + state.done - 1], limit=reach - state.done),
+                    LineInput(row, state, unwritten or [start + state.done - 1], limit=reach - state.done),
                     states,
                     number,
                 )
             elif unwritten and not self._fed_by_next(states, number, unwritten):
-                yield Job(row, state, unwritten)
+                yield LineInput(row, state, unwritten)
 
-    def _drafting(self, job: Job, states: list[LineState], number: int) -> Job:
+    def _drafting(self, job: LineInput, states: list[LineState], number: int) -> LineInput:
         """Complete a job with what it reads instead of an unwritten token, and with drafts."""
         state, decoder = job.state, self.decoder
         begin = state.line.start + state.done
@@ -162,10 +162,10 @@ class RowDecoder:
             return True  # only forced tokens follow, if any
         return len(unwritten) == 1 and states[number].complete and states[number + 1].done == 0
 
-    def _forward(self, jobs: list[Job]) -> list[torch.Tensor]:
+    def _forward(self, jobs: list[LineInput]) -> list[torch.Tensor]:
         """One pass; for each job, `p [1 + drafts, V]` after its last final token and its drafts."""
         decoder, began = self.decoder, time.perf_counter()
-        rows: list[list[Job]] = [[job for job in jobs if job.row == row] for row in range(decoder.batch)]
+        rows: list[list[LineInput]] = [[job for job in jobs if job.row == row] for row in range(decoder.batch)]
         width = max(sum(len(job.positions) for job in row) for row in rows)
         scratch = max(job.positions[-1] for job in jobs) + 1  # for pictures with fewer tokens to feed
         index, owner, draft = self._table(rows, width, scratch)
@@ -187,7 +187,7 @@ class RowDecoder:
         ]
 
     def _table(
-        self, rows: list[list[Job]], width: int, scratch: int
+        self, rows: list[list[LineInput]], width: int, scratch: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Position, number of the job, and whether it is a draft, `[batch, width]` each."""
         index, owner, draft = [], [], []
@@ -217,7 +217,7 @@ class RowDecoder:
         # every query sees itself, so that no row of the mask is empty
         return visible.scatter(2, index[..., None], True)
 
-    def _commit(self, jobs: list[Job], distributions: list[torch.Tensor]) -> None:
+    def _commit(self, jobs: list[LineInput], distributions: list[torch.Tensor]) -> None:
         writing = [(job, p) for job, p in zip(jobs, distributions, strict=True) if job.limit]
         if not writing:
             self.decoder.stats.forwards += 1  # a pass that only wrote keys
@@ -239,7 +239,7 @@ class RowDecoder:
             job.state.q = distribution[job.state.done - before :]
 
     def _verify(
-        self, writing: list[tuple[Job, torch.Tensor]], p: torch.Tensor, certain: torch.Tensor
+        self, writing: list[tuple[LineInput, torch.Tensor]], p: torch.Tensor, certain: torch.Tensor
     ) -> tuple[torch.Tensor, list[int]]:
         """Test the drafts of every line by the token ratio; `chosen [J, W]` and drafts kept."""
         decoder, width = self.decoder, p.shape[1]

@@ -1,4 +1,4 @@
-"""Attention, merge and sampling ops: a naive reference, a fast torch path and a Triton kernel behind one signature.
+"""Attention, merging and sampling ops: a naive reference, a fast torch path and a Triton kernel behind one signature.
 
 Example
 -------
@@ -17,7 +17,6 @@ from .block_sparse_attention import block_sparse_attention
 from .calibration import Calibration, calibrate, should_use_sparse
 from .dispatch import backend, choose
 from .kv_scatter import kv_scatter_
-from .merge_states import merge_states
 from .plan import BlockPlan
 from .residual_sample import residual_sample
 from .segment_mean import segment_mean
@@ -33,7 +32,6 @@ __all__ = [
     "calibrate",
     "choose",
     "kv_scatter_",
-    "merge_states",
     "residual_sample",
     "segment_mean",
     "should_use_sparse",

@@ -100,14 +100,6 @@ def verify_attention(q, k, v, lengths, token_idx, window_mask, num_splits, scale
     return attend(q, k, v, visible, scale)
 
 
-def merge_states(output, lse):
-    work = torch.float64 if output.dtype == torch.float64 else torch.float32
-    total = lse.logsumexp(0)
-    weights = (lse - total.masked_fill(total == -math.inf, 0.0)).exp().to(work)
-    parts = output.to(work).masked_fill((lse == -math.inf)[..., None], 0.0)
-    return (parts * weights[..., None]).sum(0).to(output.dtype), total
-
-
 def kv_scatter_(k_new, v_new, idx, k, v):
     for row in range(k.shape[0]):
         slots = (idx if idx.ndim == 1 else idx[row]).long()

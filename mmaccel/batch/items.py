@@ -107,7 +107,7 @@ def _text(path: Path) -> tuple[str, str]:
             data = file.read(LONGEST_TEXT + 1)
         if len(data) > LONGEST_TEXT:
             return "", f"{path.name} is longer than {LONGEST_TEXT >> 10} KiB"
-        return data.decode().strip(), ""
+        return data.decode("utf-8-sig").strip(), ""
     except (OSError, UnicodeDecodeError) as error:
         return "", f"{path.name} is no text: {error}"
 
@@ -192,6 +192,8 @@ def _placed(fields: dict[str, Any], batching: Batching, root: Path) -> str:
         except (ValueError, RuntimeError) as error:  # characters that no path has, or links in a circle
             return f"{name}={shown(fields[name])} is no path: {error}"
         if not path.is_relative_to(root):
+            if Path(os.path.normpath(root / str(fields[name]))).is_relative_to(root):
+                return f"{name}={shown(fields[name])} leads out of {root} by a link: make a copy without links (cp -rL)"
             return f"{name}={shown(fields[name])} is not below {root}: say --root FOLDER"
         if not os.path.isfile(path):
             return f"{name}={shown(fields[name])}: there is no file {path}"

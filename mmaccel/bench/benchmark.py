@@ -11,6 +11,7 @@ from typing import Any
 from ..comparison.quality_plot import Axes, Series
 from ..comparison.results import called, place, seconds, where
 from .pages import page
+from .winners import Figure
 
 Row = dict[str, Any]
 Group = list[Row]
@@ -67,8 +68,14 @@ class Section:
         Whether the picture has the first table only.
     picture
         Lines and axes of a picture of its own kind, of the first table.
+    figures
+        What quality is compared by: the mean first, then the worst.
+    versus
+        The group of a row that is not ours, whose best is set beside ours; empty for ours. By default what others
+        are there and what anyone can do are a group each.
     said
-        What is said below a table of its rows: who wins, and by how much.
+        What is said above a table of its rows, who wins and by how much, where
+        :func:`mmaccel.bench.findings.of_table` does not say it.
     more
         What is said of all rows, below the tables.
     time
@@ -89,7 +96,9 @@ class Section:
     draws_exact: bool = True
     one_group: bool = False
     picture: Callable[[Group], tuple[list[Series], Axes]] | None = None
-    said: Callable[[Group], str] = lambda rows: ""
+    figures: tuple[Figure, ...] = ()
+    versus: Callable[[Row], str] | None = None
+    said: Callable[[Group], str] | None = None
     more: Callable[[Group], str] = lambda rows: ""
     time: Callable[[Row], str] = taken
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,23 @@ from ..errors import SettingError, WeightsError
 from ..files.output import replacing
 from . import pages
 from .benchmark import Benchmark, Row, Section
+from .findings import told, typed
 from .plots import plot
-from .selection import Found, select, verdict
+from .selection import Found, select
 
 Results = list[tuple[Benchmark, dict[str, Any]]]
 
 INTRO = """# Benchmarks
 
-Made by `mmaccel bench index` from the JSON files beside this page; no figure is typed. Each section shows the rows that
-save time and that no other row of ours beats in both time and quality (differences below 3 % in time are ignored), the
-simple alternative that anyone can have without a method, and where methods of other papers or packages stand beside
-ours, the best of them. All rows, also those that lost, are on the linked pages.
+Made by `mmaccel bench index` from the JSON files beside this page; no figure is typed. Each section first says **who
+wins and by how much**. *At no loss* are rows whose mean quality is not below that of the plain run, and the fastest of
+ours stands beside the fastest others; qualities are compared among rows that are no slower than the plain run. Ours is
+one row, the best of ours on the mean, and the others are their best on each figure, the worst sample as well.
+
+The tables have the rows that save time and that no other row of ours beats in both time and quality (differences below
+3 % in time are ignored), exact ones too, the simple alternative that anyone can have without a method, and where
+methods of other papers or packages stand beside ours, the best of them. All rows, also those that lost, are on the
+linked pages.
 
 *speed-up* is against the plain run of the same model in the same alternation. *exact* keeps the plain output, or its
 distribution. The plots have time to the left and quality upwards: the top left corner is where one wants to be.
@@ -109,9 +114,9 @@ def _section(benchmark: Benchmark, result: dict[str, Any]) -> Iterable[str]:
         if found:
             if heading:
                 yield f"### {heading}"
+            yield from filter(None, (told(section, whole[heading]),))
             lines = [_line(section, row, role, _plain(found)) for row, role in found]
             yield pages.markdown(("method", "exact", "time", "speed-up", "quality", "plain"), lines)
-            yield from filter(None, (verdict(section, found, [row for row, _ in found]), section.said(whole[heading])))
     yield from filter(None, (section.more(result["rows"]),))
     header = result["header"]
     made = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
@@ -132,9 +137,7 @@ def _plain(found: Found) -> float | None:
 
 def _line(section: Section, row: Row, role: str, plain_quality: float | None) -> list[str]:
     told = {"simple": "simple alternative: ", "other": "others: "}.get(role, "")
-    name = section.name(row)
-    if re.match(r"[a-z]+\.[A-Z]\w+\(", name):  # what can be typed as it stands
-        name = f"`{name}`"
+    name = typed(section.name(row))
     speedup = "" if row["speedup"] is None else f"{row['speedup']:.2f}x"
     quality, plain = _figure(section, row["quality"]), _figure(section, row["baseline_quality"])
     worst = row.get("psnr_worst", row.get("quality_worst"))

@@ -9,17 +9,6 @@ CLOSE_ENOUGH = 1.15  # times the time that a row was tuned to
 Found = list[tuple[Row, str]]  # rows with what they are: "method", "simple", "other"
 
 
-def verdict(section: Section, found: Found, group: Group) -> str:
-    """A sentence where the simple alternative is faster than every method and no worse."""
-    ours = [_values(section, r, group) for r, role in found if role == "method"]
-    simple = [_values(section, r, group) for r, role in found if role == "simple"]
-    known = [other for other in ours if other is not None]
-    if not known or len(known) < len(ours):
-        return ""
-    wins = (one is not None and all(one[0] > other[0] and one[1] >= other[1] for other in known) for one in simple)
-    return "**Here the simple alternative is faster than every method, and no worse.**" if any(wins) else ""
-
-
 def select(section: Section, group: Group) -> Found:
     """The rows of a table that are shown; our own are sorted, fastest last."""
     ours = [r for r in group if role_of(r) == "method"]
@@ -47,7 +36,7 @@ def front(section: Section, rows: Group, group: Group) -> Group:
     told = [
         (row, found) for row in _in_time(rows) if _saves(row) and (found := _values(section, row, group)) is not None
     ]
-    best = [row for row, mine in told if not any(_beats(other, mine) for _, other in told)]
+    best = [row for row, mine in told if not any(_beats(them, mine) for other, them in told if _may_beat(other, row))]
     # as it comes, whatever its variants do
     ours = [row for row in rows if row.get("kind") == "ours" and row not in best]
     return [*ours, *best]
@@ -57,6 +46,11 @@ def _values(section: Section, row: Row, group: Group) -> tuple[float, float] | N
     """Speed-up and quality, both higher is better; None where one of them was not measured."""
     quality = score(section, row, group)
     return None if quality is None or row["speedup"] is None else (row["speedup"], quality)
+
+
+def _may_beat(one: Row, other: Row) -> bool:
+    """Whether one row can make another pointless: what keeps the plain output is worth more than a lucky sample."""
+    return one["exact"] or not other["exact"]
 
 
 def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:

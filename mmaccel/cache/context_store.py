@@ -28,7 +28,7 @@ State = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, `[hea
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredPrompt:
     """A prompt in the store.
 
     Attributes
@@ -85,9 +85,11 @@ class ContextStore:
             raise ValueError(f"ContextStore(gigabytes={gigabytes}): gigabytes must be above 0")
         self.folder, self.limit = folder, int(gigabytes * GIGA)
         self.troubles: list[str] = []
-        self._known: dict[tuple[str, int, int], Entry | None] = {}  # by name, inode and size: a header is read once
+        self._known: dict[
+            tuple[str, int, int], StoredPrompt | None
+        ] = {}  # by name, inode and size: a header is read once
 
-    def find(self, model: str, stops: dict[str, int]) -> tuple[Entry, int] | None:
+    def find(self, model: str, stops: dict[str, int]) -> tuple[StoredPrompt, int] | None:
         """The smallest entry of a model that shares most tokens with a prompt, and how many; None if none does.
 
         Parameters
@@ -105,7 +107,7 @@ class ContextStore:
         most, found = max(shared, key=lambda pair: (pair[0], -pair[1].tokens), default=(0, None))
         return None if found is None or not most else (found, most)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StoredPrompt]:
         """All entries that can be read."""
         known = {}
         for path in sorted(self.folder.glob(NAMES)):
@@ -116,7 +118,7 @@ class ContextStore:
         self._known = known
         return [entry for entry in known.values() if entry is not None]
 
-    def _entry(self, path: Path) -> Entry | None:
+    def _entry(self, path: Path) -> StoredPrompt | None:
         try:
             with _opened(path) as file:
                 told = file.metadata() or {}
@@ -128,12 +130,12 @@ class ContextStore:
             sums = {key: int(count) for key, count in (pair.split(":") for pair in told["sums"].split())}
             if sums.keys() != names:
                 raise ValueError("tensors are missing")
-            return Entry(path, told["model"], stops, max(stops.values()), sums)
+            return StoredPrompt(path, told["model"], stops, max(stops.values()), sums)
         except (SafetensorError, ValueError, KeyError) as error:
             self._broken(path, error)
             return None
 
-    def read(self, entry: Entry, device: torch.device | str = "cpu") -> list[State] | None:
+    def read(self, entry: StoredPrompt, device: torch.device | str = "cpu") -> list[State] | None:
         """Keys and values of each layer, `[heads, tokens, dim]`; None, and a line in `troubles`, if they are broken."""
         try:
             with _opened(entry.path) as file:
@@ -196,7 +198,7 @@ class ContextStore:
             return 0
         return size
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: StoredPrompt) -> None:
         """Delete an entry, if it is still there."""
         with contextlib.suppress(OSError):
             entry.path.unlink()

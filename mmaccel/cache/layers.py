@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
 class AttentionReader(Protocol):
@@ -24,8 +24,16 @@ def cache_layers(config: Any, make: Callable[[], Any]) -> list[Any]:
 
     Layers with a sliding window, a linear state or none at all keep what `DynamicCache` gives them.
     """
-    layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
-    return [make() if type(layer) is DynamicLayer else layer for layer in layers]
+    text = config.get_text_config(decoder=True)
+    return [make() if is_full(layer, text) else layer for layer in DynamicCache(config=text).layers]
+
+
+def is_full(layer: Any, text_config: Any) -> bool:
+    """Whether a layer of `DynamicCache` attends to all of a text: its window, if any, ends behind the last position."""
+    if type(layer) is DynamicSlidingWindowLayer:
+        longest = getattr(text_config, "max_position_embeddings", None)
+        return longest is not None and layer.sliding_window >= longest
+    return type(layer) is DynamicLayer
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor | None]) -> int:

@@ -66,6 +66,11 @@ def _weight(name: str, value: torch.Tensor) -> bytes:
     """What tells a weight from others."""
     if value.is_meta:
         raise ValueError(f"{name} is not in memory")
+    if hasattr(value, "__tensor_flatten__"):  # such as torchao's, which are made of tensors and refuse to be cut
+        parts, rest = value.__tensor_flatten__()
+        return f"{type(value).__name__} {rest} ".encode() + b"".join(
+            f"{part} ".encode() + _weight(f"{name}.{part}", getattr(value, part)) for part in parts
+        )
     values = _strided(value)
     some = values.reshape(-1)[:: max(1, values.numel() // SAMPLES)]
     return f"{tuple(value.shape)} {value.dtype} ".encode() + _all_of(value, values) + tensor_bytes_of(some)

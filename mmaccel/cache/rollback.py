@@ -1,7 +1,7 @@
 """A preallocated key/value cache whose rollback is a pointer move.
 
 `DynamicCache` of transformers copies the whole cache at every step and `StaticCache` cannot be cropped.
-This one writes into buffers that are allocated once (and doubled when full), so that taking back rejected
+This one writes into buffers that are allocated once (and grow by a quarter when full), so that taking back rejected
 drafts costs nothing.
 """
 
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .layers import check_crop, layer_bytes
 
-GROWTH = 256  # slots that a cache of unknown capacity starts with
+GROWTH = 256  # slots that a cache of unknown capacity starts with, and fewest that it grows by
 
 
 @dataclass
@@ -92,7 +92,7 @@ class RollbackLayer(CacheLayerMixin):
                 f"RollbackCache(capacity={self.writing.capacity}) is full: {length} slots are needed;"
                 " give a larger capacity, or None to let it grow"
             )
-        more = max(length, 2 * capacity) - capacity
+        more = length + max(GROWTH, length // 4) - capacity
         self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
         self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
 
@@ -135,7 +135,7 @@ class RollbackCache(Cache):
     config
         The model's configuration; its number of layers is read from it.
     capacity
-        Slots to allocate, None (default) to start with 256 and double when full.
+        Slots to allocate, None (default) to start with 256 and grow by a quarter when full.
 
     Exact: the model sees the same keys and values as with `DynamicCache`.
 
@@ -156,7 +156,7 @@ class RollbackCache(Cache):
         self.writing = Writing(capacity, capacity or GROWTH)
         text = config.get_text_config(decoder=True)
         super().__init__(layers=[RollbackLayer(self.writing) for _ in range(text.num_hidden_layers)])
-        self.layers: list[RollbackLayer]  # type: ignore[assignment]  # all of one kind here
+        self.layers: list[Any]  # all of one kind here: `RollbackLayer`
 
     @property
     def length(self) -> int:

@@ -74,7 +74,8 @@ class SelectingLayer(RollbackLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)
-        self.states.clear()
+        if tokens_to_remove:  # `generate` takes back no token too, after each step on Apple's GPUs
+            self.states.clear()
 
     def reset(self) -> None:
         super().reset()
@@ -119,7 +120,7 @@ class SelectingCache(RollbackCache):
     policy
         A function of :data:`mmaccel.kernels.policies.DECODE`.
     expected
-        Tokens to allocate for at first, None (default) for 256; the buffers double when full.
+        Tokens to allocate for at first, None (default) for 256; the buffers grow by a quarter when full.
 
     Raises
     ------

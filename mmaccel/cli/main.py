@@ -26,6 +26,8 @@ from .serve import add_parser as add_serve
 from .tune import add_parser as add_tune
 
 STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as in shells: after SIGINT, and after SIGPIPE
+SHARED = "compare", "tune", "bench"  # whose measurement several processes can share
+NO_MEMORY = "out of memory", "can't allocate memory", "not enough memory"  # torch's words: GPUs, CPUs, and on Windows
 EXAMPLES = """examples:
   mmaccel run image "red heart" -o heart.png --compare
   mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
@@ -53,8 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     output is gone). SIGTERM and SIGHUP end it by `SystemExit`, so that temporary files are removed.
     """
     _accept_all_letters()
+    words = sys.argv[1:] if argv is None else argv
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = build_parser().parse_args(words)
         with _ended_by_signals():
             if arguments.loads_models:
                 _quiet_libraries()
@@ -64,19 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         return NO_READER
     except (MmaccelError, OSError) as error:
-        # of several processes that share a measurement all raise what was wrong with the request
-        if isinstance(error, OSError) or os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1":
+        if isinstance(error, OSError) or not _is_said_by_another(words):
             print(f"mmaccel: {_one_line(error)}", file=sys.stderr)
         return 2
     except UnicodeEncodeError as error:
-        if error.object not in (sys.argv if argv is None else argv):
+        if error.object not in words:
             raise
         print(f"mmaccel: {error.object!r} is not in UTF-8: write it in a terminal or a script that is", file=sys.stderr)
         return 2
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # of torch, which need not be imported for this
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
             raise
-        reason = _one_line(error).partition(" GPU ")[0]
+        reason = _one_line(error).partition(" GPU ")[0] or type(error).__name__
         said = "there is not enough memory: ask for fewer or smaller outputs, or for --dtype bfloat16"
         print(f"mmaccel: {said} ({reason})", file=sys.stderr)
         return 2
@@ -119,15 +121,26 @@ def _accept_all_letters() -> None:
         sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="replace")
 
 
+def _is_said_by_another(words: Sequence[str]) -> bool:
+    """Whether this process shares a measurement: all of them raise what is wrong with the request, one says it."""
+    shares = next(iter(words), "") in SHARED and os.environ.get("WORLD_SIZE", "1") != "1"
+    return shares and os.environ.get("RANK", "0") != "0"
+
+
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether there was too little memory; torch tells it by words alone on a CPU and an Apple GPU."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Let SIGTERM, and SIGHUP when a terminal closes, unwind the block like an exception.
 
-    Temporary files and folders are removed then.
+    Temporary files and folders are removed then. What is ignored, as SIGHUP is under `nohup`, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only
         yield
@@ -137,7 +150,8 @@ def _ended_by_signals() -> Iterator[None]:
         sys.exit(128 + number)
 
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, end) for number in numbers}
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heeded}
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from ..serve.metrics import Metrics
 from .streams import Streams
 
 if TYPE_CHECKING:
-    from ..serve.sockets import Line
+    from ..serve.sockets import Connection
 
 log = logging.getLogger("mmaccel.serve")
 ATTEMPTS = 3  # of a request whose replica ends while it works on it; it may be the request that ends it
@@ -74,8 +74,8 @@ class RemoteEndpoint(Endpoint[Forwarded]):
         super().__init__(name, None, None)
         self.streams, self.bare = Streams(handle, lost, inboxes), answering.__new__(answering)
         Endpoint.__init__(self.bare, name, None, None)  # it has no model: it is asked for addresses and pages
-        self.path, self.takes_forms = answering.path, answering.takes_forms  # type: ignore[misc]
-        self.later, self.media = answering.later, answering.media  # type: ignore[misc]
+        self.path, self.takes_forms = answering.path, answering.takes_forms
+        self.later, self.media = answering.later, answering.media
         self.handle, self.lost, self.most = handle, lost, running
 
     def worker(self, metrics: Metrics, waiting: int, batch: int) -> Any:
@@ -101,9 +101,9 @@ class RemoteEndpoint(Endpoint[Forwarded]):
 
     def described(self, request: Forwarded) -> dict[str, Any]:
         """What was asked for, apart from files."""
-        return {name: value for name, value in request.body.items() if isinstance(value, str)}
+        return {name: str(value) for name, value in request.body.items() if isinstance(value, str | int | float)}
 
-    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+    def sockets(self) -> Mapping[str, Callable[[Connection], Awaitable[None]]]:
         return {path: partial(self.streams.relay, path) for path in self.bare.sockets()}
 
     def pages(self) -> Mapping[str, str]:

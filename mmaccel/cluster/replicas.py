@@ -25,8 +25,7 @@ from ..serve.metrics import Metrics
 from ..serve.worker import Worker
 from .connection import connected, count_of, ended_early, lost, needs_of, work_in
 from .forwarding import RemoteEndpoint
-from .streams import FarLine, Inboxes
-from .streams import Said as Heard
+from .streams import FarConnection, Inboxes, Said
 
 if TYPE_CHECKING:
     from ..cli.command import Command
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 FIGURES = ("mmaccel_model_seconds", "mmaccel_passes", "mmaccel_plain_passes")
 # "checked" or "begun" and None, "piece" and an event, "figures", "end" and the last events, "answer" and it, or
 # "error", status and reason
-Said = tuple[str, Any]
+AnswerPart = tuple[str, Any]
 
 
 class Replica:
@@ -66,7 +65,7 @@ class Replica:
         """Why it cannot answer; empty where it can."""
         return self.refusal
 
-    async def ask(self, body: dict[str, Any], seconds: float) -> AsyncIterator[Said]:
+    async def ask(self, body: dict[str, Any], seconds: float) -> AsyncIterator[AnswerPart]:
         """What is answered within some seconds: pieces while it is made, if they are asked for, and the end of it."""
         until = time.monotonic() + seconds
         if self.refusal:  # it came later than those that were asked for their problems
@@ -97,12 +96,12 @@ class Replica:
         finally:
             request.left.set()
 
-    async def listen(self, path: str, query: dict[str, str], stream: str, inboxes: Any) -> AsyncIterator[Heard]:
+    async def listen(self, path: str, query: dict[str, str], stream: str, inboxes: Any) -> AsyncIterator[Said]:
         """What is said in a live stream, whose messages come through the inboxes."""
         if self.refusal:
             yield "error", (503, self.refusal)
             return
-        async for said in FarLine(query, stream, inboxes).talked(self.endpoint.sockets()[path]):
+        async for said in FarConnection(query, stream, inboxes).talked(self.endpoint.sockets()[path]):
             yield said
 
     def _figures(self) -> dict[str, float]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 3  # of an item whose process ends; it may be the item that ends it
 
 
-class Worker:
+class BatchWorker:
     """A process with a model; it outlives every error of its items.
 
     Parameters
@@ -89,12 +89,12 @@ class Crew:
     needs, count
         What each process asks of Ray, and how many there are.
     given
-        What :class:`Worker` takes.
+        What :class:`BatchWorker` takes.
     """
 
     def __init__(self, ray: Any, needs: dict[str, float], count: int, given: tuple[Any, ...]) -> None:
         self.ray, self.given = ray, given
-        self.remote = ray.remote(**needs, max_restarts=0)(Worker)
+        self.remote = ray.remote(**needs, max_restarts=0)(BatchWorker)
         self.started: list[Any] = []
         self.idle = [self._start() for _ in range(count)]
 

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from ..errors import MmaccelError
 from ..serve.endpoint import Refused, message_of, status_of
-from ..serve.sockets import ENDED, Line
+from ..serve.sockets import ENDED, Connection
 
 log = logging.getLogger("mmaccel.serve")
 HELD = 16  # messages of a stream that wait for its replica; then its client waits
@@ -52,7 +52,7 @@ class Inboxes:
         queue.put_nowait(None)
 
 
-class FarLine(Line):
+class FarConnection(Connection):
     """A websocket of the server in front, as a replica has it.
 
     Parameters
@@ -83,7 +83,7 @@ class FarLine(Line):
     async def give(self, message: dict[str, Any]) -> None:
         self.said.put_nowait(("give", message))
 
-    async def talked(self, talk: Callable[[Line], Awaitable[None]]) -> AsyncIterator[Said]:
+    async def talked(self, talk: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[Said]:
         """All that is said in a talk, while it lasts."""
         talking = asyncio.ensure_future(self._until_it_ends(talk))
         try:
@@ -94,7 +94,7 @@ class FarLine(Line):
         finally:
             talking.cancel()
 
-    async def _until_it_ends(self, talk: Callable[[Line], Awaitable[None]]) -> None:
+    async def _until_it_ends(self, talk: Callable[[Connection], Awaitable[None]]) -> None:
         last: Said = ("end", None)
         try:
             await talk(self)
@@ -126,24 +126,27 @@ class Streams:
         """The actor, started for the first stream."""
         return self.start()
 
-    async def relay(self, path: str, line: Line) -> None:
+    async def relay(self, path: str, connection: Connection) -> None:
         """One stream, from the first replica that takes it; it cannot go on at another one."""
         for _ in range(ATTEMPTS):
             try:
-                await self._one(path, line)
+                await self._one(path, connection)
                 return
             except self.lost as error:
                 log.warning("a replica ended, and a stream with it")
-                if line.is_open:
+                if connection.is_open:
                     raise Refused(500, "the process that listened ended: open a new stream") from error
                 await asyncio.sleep(PAUSE)
         raise Refused(503, "no process takes the stream: try again later")
 
-    async def _one(self, path: str, line: Line) -> None:
+    async def _one(self, path: str, connection: Connection) -> None:
         stream, opened = secrets.token_hex(16), asyncio.Event()
         await self.inboxes.open.remote(stream)
-        said = self.handle.listen.remote(path, line.query, stream, self.inboxes)
-        ways = [asyncio.ensure_future(way) for way in (_heard(said, line, opened), self._sent(stream, line, opened))]
+        said = self.handle.listen.remote(path, connection.query, stream, self.inboxes)
+        ways = [
+            asyncio.ensure_future(way)
+            for way in (_heard(said, connection, opened), self._sent(stream, connection, opened))
+        ]
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             await done.pop()
@@ -154,20 +157,20 @@ class Streams:
             self.inboxes.close.remote(stream)
             await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _sent(self, stream: str, line: Line, opened: asyncio.Event) -> None:
+    async def _sent(self, stream: str, connection: Connection, opened: asyncio.Event) -> None:
         """What the client says, one message after the other, until it leaves."""
         await opened.wait()
         while True:
-            await self.inboxes.put.remote(stream, await line.take())
+            await self.inboxes.put.remote(stream, await connection.take())
 
 
-async def _heard(said: Any, line: Line, opened: asyncio.Event) -> None:
+async def _heard(said: Any, connection: Connection, opened: asyncio.Event) -> None:
     """What the replica says."""
     async for kind, value in said:
         if kind == "open":
-            await line.open()
+            await connection.open()
             opened.set()
         elif kind == "give":
-            await line.give(value)
+            await connection.give(value)
         elif kind == "error":
             raise Refused(*value)

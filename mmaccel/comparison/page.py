@@ -8,12 +8,15 @@ import json
 import tempfile
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from ..files.pictures import enlarged
-from .comparison import Comparison, Pair
 from .difference import FACTOR, difference, marked, worst_row, worst_texts
+
+if TYPE_CHECKING:
+    from .comparison import Comparison, Pair
 
 LARGE = 2**20  # pixels from which a picture is written as WebP
 MOST_TEXTS = 20  # shown answers of a batch; those that differ most come first

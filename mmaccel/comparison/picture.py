@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
 from ..files.pictures import BACKGROUND, GAP, INK, enlarged, side_by_side
-from .comparison import Comparison, Pair
 from .difference import FACTOR, difference, worst_frame, worst_row, worst_texts
+
+if TYPE_CHECKING:
+    from .comparison import Comparison, Pair
 
 SIZE, LINE, MARGIN, COLUMN = 15, 22, 16, 18
 SOFT = (110, 110, 116)

@@ -27,7 +27,8 @@ class CustomGenerate:
 
     What is learned is kept from one call to the next, for one model, whose passes of a few tokens go through
     :func:`~mmaccel.linears.skinny.skinny_linears` while it is called. Calls of several threads wait for their turn.
-    transformers hands no streamer to a `custom_generate`: with one, use a session.
+    transformers hands no streamer and no tokenizer to a `custom_generate`: with a streamer, use a session; in place of
+    `stop_strings` pass ``stopping_criteria=[StopStringCriteria(tokenizer, [...])]``.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from .matching import Draft, Verdict
 
@@ -63,11 +64,18 @@ def positions_of(model: Any) -> int:
     return size if any(table.ndim == 2 and len(table) >= size for table in tables) else sys.maxsize
 
 
+def copied(processors: Any) -> Any:
+    """Processors of logits with a memory of their own; they share the modules and the tokenizers that they hold."""
+    held = [value for processor in processors for value in vars(processor).values()]
+    shared = {id(value): value for value in held if isinstance(value, torch.nn.Module | PreTrainedTokenizerBase)}
+    return copy.deepcopy(processors, shared)
+
+
 def of_row(processors: Any, row: int, rows: int) -> Any:
     """Processors of logits that are shown one row of a batch, with what they remember of it."""
     if rows == 1:
         return processors
-    own = copy.deepcopy(processors)
+    own = copied(processors)
     for processor in own:
         lengths = getattr(processor, "prompt_ignore_length", None)  # of the padding, which repetition leaves out
         if isinstance(lengths, torch.Tensor):

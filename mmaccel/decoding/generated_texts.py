@@ -20,6 +20,7 @@ from .passes.hidden_states import HiddenStates
 from .passes.pass_attention import PassAttention
 from .passes.rollback import Rollback
 from .passes.slots import Slots
+from .setting import pass_device
 from .step_mode import StepMode
 
 # Committed tokens of every text that are read again with each draft, at most, before they are read without one: where
@@ -73,8 +74,7 @@ class GeneratedTexts:
         layers: tuple[int, ...] = (),
     ) -> None:
         self.model, self.kwargs, self.spreads, self.likely = model, kwargs, spreads, likely
-        # Where passes are prepared: `generate` takes prompts from a processor and moves them, but not off "meta".
-        self.device = ids.device if model.device.type == "meta" else model.device
+        self.device = pass_device(model, ids)
         self.start = ids.shape[1]
         self.texts = [
             GeneratedText(row[None], of_row(processors, number, len(ids)), criteria, config, streamer)

@@ -182,7 +182,7 @@ def decode(
     given = input_ids, generation_config, model_kwargs
     reason = unfit(model, *given) or unfit_model(model, *given)
     if reason is None:
-        reason = unfit_states(model, cache_of(model_kwargs), run.session.memory, len(input_ids))
+        reason = unfit_states(model, input_ids, cache_of(model_kwargs), run.session.memory)
     if reason is None and input_ids.shape[0] > 1:
         reason = unfit_for_batch(logits_processor, stopping_criteria, run.streamer)
     if run.streamer is not None:
@@ -228,7 +228,7 @@ def _prompts(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> lis
     """The tokens of each prompt without its padding."""
     mask, length = prompt_mask(model, kwargs), input_ids.shape[1]
     if mask is None or mask.shape[1] < length:
-        return input_ids.tolist()  # type: ignore[no-any-return]
+        return input_ids.tolist()
     seen = mask[:, mask.shape[1] - length :].bool()
     return [row[kept].tolist() for row, kept in zip(input_ids, seen, strict=True)]
 

@@ -40,10 +40,26 @@ def why_no_cache(model: Any) -> str | None:
     return None
 
 
+def why_adapted(model: Any) -> str | None:
+    """Why the passes of a model depend on more than the tokens read and the cache; None if they do not."""
+    if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
+        return "another library prepares its passes (prompt tuning of peft)"
+    adapters = getattr(model, "peft_config", None) or {}
+    if any(getattr(config, "alora_invocation_tokens", None) for config in adapters.values()):
+        return "an aLoRA adapter counts its tokens from the end of each pass"
+    return None
+
+
 def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
     """The token ids of the prompt of a call of `generate`; None if it has embeddings alone."""
     found = (kwargs.get(name) for name in ("inputs", "input_ids"))
     return next((value for value in found if isinstance(value, torch.Tensor)), None)
+
+
+def pass_device(model: Any, ids: torch.Tensor) -> torch.device:
+    """Where passes are prepared: `generate` takes prompts from a processor and moves them, but not off "meta"."""
+    device: torch.device = model.device
+    return ids.device if device.type == "meta" else device
 
 
 def mask_of(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:

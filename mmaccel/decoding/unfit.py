@@ -10,8 +10,9 @@ from transformers import DynamicCache, EncoderDecoderCache, StopStringCriteria
 from mmaccel import private
 from mmaccel.cache.argument import cache_of
 
+from .generated_text import copied
 from .passes.rollback import WITH_STATE, can_go_back, reads_on
-from .setting import setting, why_no_cache
+from .setting import pass_device, setting, why_adapted, why_no_cache
 
 # Processors of transformers that look at more than the row they are given.
 OF_A_BATCH = (
@@ -67,7 +68,7 @@ def _contrasts(model: Any, kwargs: dict[str, Any], alpha: float) -> bool:
 def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:
     """Why this call must be left to the model, as far as what `generate` made of its arguments tells."""
     cache = cache_of(kwargs)
-    if why := why_no_cache(model):
+    if why := why_no_cache(model) or why_adapted(model):
         return why
     if config.output_attentions or config.output_hidden_states:
         return "attentions or hidden states are asked for"
@@ -121,13 +122,14 @@ def moving_rotary(text_config: Any) -> list[dict[str, Any]]:
     return [one for one in (told, *told.values()) if isinstance(one, dict) and one.get("rope_type") in MOVING]
 
 
-def unfit_states(model: Any, cache: Any, memory: dict[str, Any], rows: int) -> str | None:
+def unfit_states(model: Any, input_ids: torch.Tensor, cache: Any, memory: dict[str, Any]) -> str | None:
     """Why drafts cannot be taken back from layers with a state; looked at once, and kept in the memory of a session."""
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if not any(type(layer) in WITH_STATE for layer in own.layers):
         return None
     if READS_ON not in memory:
-        memory[READS_ON] = reads_on(model, rows)  # as adapters of peft may be named for each row
+        rows = len(input_ids)  # as adapters of peft may be named for each
+        memory[READS_ON] = reads_on(model, pass_device(model, input_ids), rows)
     return None if memory[READS_ON] else f"the layers of {type(model).__name__} read several tokens without their state"
 
 
@@ -151,6 +153,11 @@ def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None
         known = type(found).__module__.startswith("transformers.") or getattr(found, "rowwise", False)
         if name in OF_A_BATCH or not known:
             return f"{name} may look at the whole batch: say rowwise = True in its class if it looks at each row alone"
+    for processor in processors:
+        try:
+            copied([processor])
+        except Exception as error:  # of whatever kind: a lock, a generator, a parser of another language
+            return f"{type(processor).__name__} cannot be copied for each text: {error}"
     strings = any(isinstance(each, StopStringCriteria) for each in criteria)
     if strings and not any(hasattr(each, "eos_token_id") for each in criteria):
         return "without eos_token_id a text that met one of its stop_strings is written on until all have ended"

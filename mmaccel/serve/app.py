@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,6 +31,7 @@ from .keys import Key
 from .metrics import Metrics
 from .promises import Promises
 from .sockets import Sockets
+from .worker import Worker
 
 MOST_VALUES = 300_000  # of a request in JSON, a few of which are files as one text each
 # A page loads nothing from elsewhere, and no other page may hold it in a frame.
@@ -86,7 +88,8 @@ class Server:
         self.endpoint, self.limits, self.key = endpoint, limits or ServerLimits(), Key(key)
         self.metrics, self.began = Metrics(), int(time.time())
         self.parsing, self.cores = 0, asyncio.Semaphore(os.cpu_count() or 1)
-        self.worker = endpoint.worker(self.metrics, self.limits.waiting, self.limits.batch)
+        given = self.metrics, self.limits.waiting, self.limits.batch
+        self.worker = endpoint.worker(*given) or Worker(endpoint, *given)
         most, idle = self.limits.sockets, self.limits.idle_seconds
         self.promises = Promises(endpoint, self.key)
         pages = endpoint.pages().items()
@@ -143,10 +146,11 @@ class Server:
             future = self.worker.submit(request, until)
             await self.endpoint.accepted(request, future)
             if self.endpoint.later:
-                status = 200
+                status = None  # which is known when it ends
+                future.add_done_callback(partial(self._count, began))
                 return JSONResponse(self.promises.add(request, future))
             if request.pieces is not None:
-                status = None  # which is known when it ends
+                status = None
                 return Events(self.endpoint, self.metrics, request, future, began, until)
             made = await _awaited(http, request, future, until)
             answer: Response = JSONResponse(made) if isinstance(made, dict) else PlainTextResponse(made)
@@ -162,6 +166,13 @@ class Server:
         finally:
             if status is not None:
                 self.metrics.requests.labels(str(status)).inc()
+
+    def _count(self, began: float, future: Future[Answer]) -> None:
+        """A promise that has ended."""
+        error = Left() if future.cancelled() else future.exception()
+        self.metrics.requests.labels(str(200 if error is None else status_of(error))).inc()
+        if error is None:
+            self.metrics.seconds.observe(time.monotonic() - began)
 
     async def _parsed(self, body: dict[str, Any]) -> Request:
         """The request, checked; to decode its files takes a core, so that there must be a place for it before."""
@@ -189,8 +200,9 @@ class Server:
         except TimeoutError:
             raise Refused(408, "the request came too slowly: send it again") from None
         self.worker.check(self.parsing)  # a form is long to read, too
-        if self.endpoint.takes_forms:
-            body = await fields_of(bytes(held), request.headers.get("content-type", ""))
+        kind = request.headers.get("content-type", "")
+        if self.endpoint.takes_forms and not kind.lower().startswith("application/json"):
+            body = await fields_of(bytes(held), kind)
         else:
             body = _json(held)
         if (model := body.pop("model", None)) is not None:

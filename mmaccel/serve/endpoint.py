@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import MmaccelError, SettingError, shown
 from ..uploads.limits import UploadLimits
 
 if TYPE_CHECKING:
     from .metrics import Metrics
-    from .sockets import Line
+    from .sockets import Connection
 
 Answer = dict[str, Any] | str | bytes  # JSON, a text as it is, or a file
 LARGEST_SEED = 2**63 - 1
@@ -50,6 +50,8 @@ def status_of(error: BaseException) -> int:
     """Of the HTTP answer to an error: a request that cannot be carried out is the client's own."""
     if isinstance(error, Refused):
         return error.status
+    if isinstance(error, Left):
+        return GONE
     return 400 if isinstance(error, MmaccelError) else 500
 
 
@@ -118,16 +120,16 @@ class Endpoint(ABC, Generic[R]):
     path
         Where it answers, such as ``"/v1/images/generations"``.
     takes_forms
-        Whether requests are multipart forms with a file, instead of JSON.
+        Whether requests may be multipart forms, which can hold a file, beside JSON.
     later, media
         What is promised where answers are files that are fetched later, such as ``"video"``, and their type, such as
         ``"video/mp4"``; empty where answers are given at once.
     """
 
-    path: ClassVar[str]
-    takes_forms: ClassVar[bool] = False
-    later: ClassVar[str] = ""
-    media: ClassVar[str] = ""
+    path: str
+    takes_forms: bool = False
+    later: str = ""
+    media: str = ""
 
     def __init__(self, name: str, opened: Any, target: Any) -> None:
         self.name, self.opened, self.target = name, opened, target
@@ -145,16 +147,14 @@ class Endpoint(ABC, Generic[R]):
         return
 
     def worker(self, metrics: Metrics, waiting: int, batch: int) -> Any:
-        """What requests are submitted to, as :class:`mmaccel.serve.worker.Worker` has it."""
-        from .worker import Worker
-
-        return Worker(self, metrics, waiting, batch)
+        """What requests are submitted to instead of a :class:`mmaccel.serve.worker.Worker`; None (default) for one."""
+        return None
 
     def described(self, request: R) -> dict[str, Any]:
         """What a promise says of a request."""
         return {}
 
-    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+    def sockets(self) -> Mapping[str, Callable[[Connection], Awaitable[None]]]:
         """What talks over a websocket, by path; by default nothing does."""
         return {}
 
@@ -226,7 +226,8 @@ class Fields:
     def only(self, name: str, *allowed: Any) -> None:
         """A field that may only have one of these values, the first of which it has if it is not given."""
         value = self.take(name, allowed[0])
-        if value not in allowed:
+        # for Python, True is 1
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
             raise SettingError(f"{name}={shown(value)}: this server takes {' or '.join(map(repr, allowed))} only")
 
     def end(self) -> None:

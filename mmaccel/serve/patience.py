@@ -10,7 +10,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 HTTP: Any = AutoHTTPProtocol
 
 
-class Patience(HTTP):  # type: ignore[misc]
+class Patience(HTTP):
     """uvicorn's protocol of one connection, which is looked at now and then.
 
     Class attributes

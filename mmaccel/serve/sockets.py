@@ -23,7 +23,7 @@ PROTOCOLS = ("realtime", "token")  # names that are agreed to where a client off
 ENDED, UNWANTED, FAILED = 1000, 1008, 1011  # how a websocket is closed
 
 
-class Line:
+class Connection:
     """One websocket.
 
     Parameters
@@ -86,7 +86,7 @@ class Sockets:
     most
         That may be open at once; the next one is refused.
     idle_seconds
-        As for :class:`Line`.
+        As for :class:`Connection`.
     """
 
     def __init__(self, endpoint: Endpoint[Any], key: Key, metrics: Metrics, most: int, idle_seconds: float) -> None:
@@ -98,7 +98,7 @@ class Sockets:
         talks = self.endpoint.sockets().items()
         return [WebSocketRoute(path, functools.partial(self._talk, talk)) for path, talk in talks]
 
-    async def _talk(self, talk: Callable[[Line], Awaitable[None]], socket: WebSocket) -> None:
+    async def _talk(self, talk: Callable[[Connection], Awaitable[None]], socket: WebSocket) -> None:
         try:
             self.key.check(socket)
             if self.count >= self.most:
@@ -108,25 +108,25 @@ class Sockets:
             return
         self._counted(1)
         try:
-            await self._safely(talk, Line(socket, self.idle_seconds))
+            await self._safely(talk, Connection(socket, self.idle_seconds))
         finally:
             self._counted(-1)
 
-    async def _safely(self, talk: Callable[[Line], Awaitable[None]], line: Line) -> None:
+    async def _safely(self, talk: Callable[[Connection], Awaitable[None]], connection: Connection) -> None:
         try:
-            await talk(line)
-            await line.socket.close(ENDED)
+            await talk(connection)
+            await connection.socket.close(ENDED)
         except WebSocketDisconnect:
             pass
         except MmaccelError as error:
-            if line.is_open:
+            if connection.is_open:
                 is_ours = isinstance(error, Refused) and error.status >= 500
-                await line.socket.close(FAILED if is_ours else UNWANTED, str(error)[:100])
+                await connection.socket.close(FAILED if is_ours else UNWANTED, str(error)[:100])
             else:
-                await _deny(line.socket, error)
+                await _deny(connection.socket, error)
         except Exception as error:
             log.exception("a stream failed")
-            await line.socket.close(FAILED, message_of(error))
+            await connection.socket.close(FAILED, message_of(error))
 
     def _counted(self, more: int) -> None:
         self.count += more

@@ -27,7 +27,7 @@ LONGEST = 2**24  # bytes of one line: the times of some 100,000 frames
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each thread would take part of its memory
 
 
-class Reading(Protocol):
+class UploadRun(Protocol):
     """Whether somebody still waits for an upload."""
 
     @property
@@ -64,7 +64,9 @@ class DecoderProcess:
         What else `decoder.py` is told.
     """
 
-    def __init__(self, run: Reading, file: Path, limits: UploadLimits, error: type[MmaccelError], **asked: Any) -> None:
+    def __init__(
+        self, run: UploadRun, file: Path, limits: UploadLimits, error: type[MmaccelError], **asked: Any
+    ) -> None:
         self.run, self.file, self.limits, self.error = run, file, limits, error
         self._late = False
         told = {**asdict(limits), "file": str(file), **asked}
@@ -139,7 +141,7 @@ class DecoderProcess:
 class ApartReader:
     """Frames of an upload, no larger than `limits.side`; `module` is the file that has the readers."""
 
-    def __init__(self, run: Reading, file: Path, backend: str, limits: UploadLimits, module: str) -> None:
+    def __init__(self, run: UploadRun, file: Path, backend: str, limits: UploadLimits, module: str) -> None:
         asked = {"kind": "video", "backend": backend, "module": module}
         self._decoder, self._side = DecoderProcess(run, file, limits, VideoFileError, **asked), limits.side
         try:
@@ -165,7 +167,7 @@ class ApartReader:
 
 
 def decoded_apart(
-    run: Reading, file: Path, limits: UploadLimits, error: type[MmaccelError], module: str
+    run: UploadRun, file: Path, limits: UploadLimits, error: type[MmaccelError], module: str
 ) -> Iterator[tuple[np.ndarray, int]]:
     """Samples of an upload, float32 `[n]`, with their rates; `module` is the file that has the reader."""
     decoder = DecoderProcess(run, file, limits, error, kind="audio", module=module)

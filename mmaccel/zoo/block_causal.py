@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import private
 from ..errors import SettingError, UnsupportedTargetError
 
 FEATURES = {  # what a picture or video is given as: the call that makes features of it, and their placeholder
@@ -62,7 +63,7 @@ class BlockCausalModel(torch.nn.Module):
                 " was trained with, such as block_length=32"
             )
         rotary = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-        self._find_places = getattr(getattr(model, "model", None), "get_rope_index", None)
+        self._find_places: Any = getattr(getattr(model, "model", None), "get_rope_index", None)
         self._several = "mrope_section" in rotary
         if self._several and self._find_places is None:
             raise UnsupportedTargetError(
@@ -139,7 +140,7 @@ class BlockCausalModel(torch.nn.Module):
             types = (input_ids == self.config.image_token_id) + 2 * (input_ids == self.config.video_token_id)
             placing = {"mm_token_type_ids": types, **placing}
             grids = {name: value for name, value in visual.items() if name.endswith("grid_thw")}
-            self._places = self._find_places(input_ids, **placing, **grids)[0]  # type: ignore[misc]
+            self._places = self._find_places(input_ids, **placing, **grids)[0]
         encoded = getattr(self.model, call)(visual.pop(kind), **visual).pooler_output
         features = torch.cat([row.flatten(0, -2) for row in encoded]).to(self.device)
         placed = input_ids == getattr(self.config, placeholder)
@@ -156,6 +157,7 @@ class BlockCausalModel(torch.nn.Module):
         """Logits `[B, N, V]` of tokens `[B, N]`, whose last `block_length` are the block.
 
         `attention_mask` `[B, N]` is 0 for padding on the left; `position_ids` `[B, N]` are the columns of the canvas.
+        Raises an `UnsupportedTargetError` if the model's attention is neither SDPA nor eager.
         """
         count, length = input_ids.shape
         if position_ids is None:
@@ -195,8 +197,20 @@ class BlockCausalModel(torch.nn.Module):
         """Which token `[., 1, N, N]` each token sees: itself and what stands before it, a block all of itself."""
         last = torch.arange(len(columns), device=columns.device).clamp(max=len(columns) - self.block_length)
         place = last if self.past == "causal" else columns // self.block_length
-        seen = place <= place[:, None]
-        if padding is None:
-            return seen[None, None]
-        itself = torch.eye(len(columns), dtype=torch.bool, device=columns.device)  # also in padding: no row is empty
-        return (seen & padding[:, None, None, :].bool()) | itself
+        seen = (place <= place[:, None])[None, None]
+        if padding is not None:
+            itself = torch.eye(len(columns), dtype=torch.bool, device=columns.device)  # of padding too: no row is empty
+            seen = (seen & padding[:, None, None, :].bool()) | itself
+        return self._for_attention(seen)
+
+    def _for_attention(self, seen: torch.Tensor) -> torch.Tensor:
+        """A bool mask as the model's attention takes it: eager attention adds it to its scores."""
+        name = private.attention_name(self.config.get_text_config())
+        if name not in ("sdpa", "eager", None):
+            raise UnsupportedTargetError(
+                f"BlockCausalModel gives each token a mask of its own, which is not for attn_implementation={name!r}:"
+                " load the model with attn_implementation='sdpa'"
+            )
+        if name != "eager":
+            return seen
+        return torch.zeros_like(seen, dtype=self.dtype).masked_fill(~seen, torch.finfo(self.dtype).min)

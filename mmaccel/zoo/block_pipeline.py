@@ -10,7 +10,7 @@ from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from .block_causal import BlockCausalModel
 
 
-class ChatScheduler(BlockRefinementScheduler):  # type: ignore[misc]
+class ChatScheduler(BlockRefinementScheduler):
     """`BlockRefinementScheduler` for chats whose turns end with the token that ends a text.
 
     Diffusers' own takes the first such token of prompt and text together: with one in the prompt no text ever ends.
@@ -24,7 +24,7 @@ class ChatScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         return finished
 
 
-class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
+class BlockDiffusionPipeline(LLaDA2Pipeline):
     """`LLaDA2Pipeline` whose call takes what a processor makes of pictures and videos, too.
 
     Its loop is that of diffusers. Defaults fit small block-causal models: a canvas of 128 tokens, no editing of
@@ -47,7 +47,7 @@ class BlockDiffusionPipeline(LLaDA2Pipeline):  # type: ignore[misc]
     model: BlockCausalModel
 
     @torch.no_grad()
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         prompt: Any = None,
         input_ids: torch.Tensor | None = None,

@@ -41,15 +41,13 @@ class OnevisionProcessor:
 
     def __init__(self, tokenizer: Any, config: LlavaOnevisionConfig) -> None:
         vision: Any = config.vision_config
+        pinpoints: Any = config.image_grid_pinpoints
         self.tokenizer, self.config = tokenizer, config
         self.side = vision.image_size // vision.patch_size
         common: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         common["size"] = {"height": vision.image_size, "width": vision.image_size}
         common["resample"] = Image.Resampling.BICUBIC
-        self.image_processor: Any = LlavaOnevisionImageProcessorPil(
-            image_grid_pinpoints=config.image_grid_pinpoints,  # type: ignore[arg-type]
-            **common,
-        )
+        self.image_processor: Any = LlavaOnevisionImageProcessorPil(image_grid_pinpoints=pinpoints, **common)
         self.frame_processor: Any = SiglipImageProcessorPil(**common)
         self.decode, self.batch_decode = tokenizer.decode, tokenizer.batch_decode
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers import AmusedPipeline, AmusedScheduler, UVit2DModel, VQModel
 from transformers import AutoTokenizer, CLIPTextModelWithProjection
 
 from . import tiny_janus
+from .saving import SavedAsDiffusers
 from .vocabulary import Vocabulary
 from .weights import load_pretrained
 
 
-class TinyAmusedPipeline(AmusedPipeline):
+class TinyAmusedPipeline(SavedAsDiffusers, AmusedPipeline):
     """diffusers' own pipeline with this model's guidance as default, which also says what prompts it takes.
 
     Attributes
@@ -28,7 +29,7 @@ class TinyAmusedPipeline(AmusedPipeline):
     facts: dict[str, Any]
     tokenizer: Any
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         prompt: str | list[str] | None = None,
         height: int | None = None,
@@ -47,9 +48,7 @@ class TinyAmusedPipeline(AmusedPipeline):
         if prompt is not None:
             for text in prompt if isinstance(prompt, list) else [prompt]:
                 self.vocabulary.check(text)
-        return super().__call__(  # type: ignore[misc]
-            prompt, height, width, num_inference_steps, guidance_scale, **options
-        )
+        return cast(Any, super()).__call__(prompt, height, width, num_inference_steps, guidance_scale, **options)
 
     @property
     def vocabulary(self) -> Vocabulary:

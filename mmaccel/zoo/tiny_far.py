@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapEulerDiscreteScheduler
 
 from ..errors import SettingError
 from . import tiny_wan
+from .saving import SavedAsDiffusers
 from .tiny_wan import prompts
 from .vocabulary import Vocabulary
 from .weights import load_pretrained
@@ -18,7 +19,7 @@ from .weights import load_pretrained
 __all__ = ["TinyFarPipeline", "load", "prompts"]
 
 
-class TinyFarPipeline(AnyFlowFARPipeline):
+class TinyFarPipeline(SavedAsDiffusers, AnyFlowFARPipeline):
     """diffusers' own pipeline with this model's sizes as defaults, which also says when a prompt is outside its world.
 
     Attributes
@@ -35,7 +36,7 @@ class TinyFarPipeline(AnyFlowFARPipeline):
     transformer: Any
     vae_scale_factor_temporal: int
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         prompt: str | list[str] | None = None,
         height: int = 64,
@@ -61,7 +62,7 @@ class TinyFarPipeline(AnyFlowFARPipeline):
                 self.vocabulary.check(text)
         if options.get("chunk_partition") is None:
             options["chunk_partition"] = self.blocks(num_frames)
-        return super().__call__(  # type: ignore[misc]
+        return cast(Any, super()).__call__(
             prompt,
             height=height,
             width=width,

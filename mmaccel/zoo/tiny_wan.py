@@ -6,18 +6,19 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
 from transformers import AutoTokenizer, UMT5EncoderModel
 
 from ..errors import SettingError
+from .saving import SavedAsDiffusers
 from .vocabulary import Vocabulary
 from .weights import load_pretrained
 
 
-class TinyWanPipeline(WanPipeline):
+class TinyWanPipeline(SavedAsDiffusers, WanPipeline):
     """diffusers' own pipeline with this model's sizes as defaults, which also says when a prompt is outside its world.
 
     Attributes
@@ -29,7 +30,7 @@ class TinyWanPipeline(WanPipeline):
     facts: dict[str, Any]
     tokenizer: Any
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         prompt: str | list[str] | None = None,
         negative_prompt: str | list[str] | None = None,
@@ -52,7 +53,7 @@ class TinyWanPipeline(WanPipeline):
         if prompt is not None:
             for text in prompt if isinstance(prompt, list) else [prompt]:
                 self.vocabulary.check(text)
-        return super().__call__(  # type: ignore[misc]
+        return cast(Any, super()).__call__(
             prompt,
             negative_prompt,
             height,

@@ -6,7 +6,7 @@ import io
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,19 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..errors import UnsupportedTargetError, WeightsError
+from ..errors import UnsupportedTargetError, WeightsError, unknown_name
 
 # How diffusers, which raises nothing of its own here, begins to say that a file is damaged or foreign.
 _DAMAGED, _FOREIGN = "Unable to load weights", "Cannot load"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # by their names in safetensors
 
 _ONE_AT_A_TIME = threading.RLock()
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise an `UnknownNameError` for the name of a model that is neither known, nor a hub id, nor a folder."""
+    if "/" not in name and not Path(name).is_dir():
+        raise unknown_name(f"{kind} (hub ids are owner/name, and there is no such folder)", name, known)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from mmaccel.errors import AudioError
-from mmaccel.uploads.apart import Reading, Wanted, decoded_apart
+from mmaccel.uploads.apart import UploadRun, Wanted, decoded_apart
 from mmaccel.uploads.found import found
 from mmaccel.uploads.limits import UploadLimits
 
@@ -15,7 +15,7 @@ from . import audio_file
 from .audio import joined
 
 
-def read_recording(path: Path | str, limits: UploadLimits, run: Reading | None = None) -> torch.Tensor:
+def read_recording(path: Path | str, limits: UploadLimits, run: UploadRun | None = None) -> torch.Tensor:
     """The sound of an uploaded file, float32 `[samples]` at 16,000 a second.
 
     Raises

@@ -29,11 +29,10 @@ from ..families.weights import load
 from ..families.whisper import WhisperAdapter
 from ..policies.align_att import AlignAtt
 from ..policies.local_agreement import LocalAgreement
-from ..policies.policy import StreamingPolicy
 from ..stream.emission_latency import Utterance, emission_latency
 from ..stream.stats import Lags
 from ..stream.transcribe import Transcript, transcribe_samples
-from . import page
+from . import findings, page
 from .drafts import draft_row, growing_row
 from .judged import described, judged
 from .listeners import UPDATE, ChunkListener, Listener, MeasuredRecognizer, MoonshineVoiceListener, StreamListener
@@ -241,8 +240,8 @@ def moonshine_voice_row(recordings: list[Recording]) -> dict[str, Any]:
     )
 
 
-def _settings(policy: StreamingPolicy) -> dict[str, Any]:
-    return {name: getattr(policy, name) for name in policy.__dataclass_fields__}  # type: ignore[attr-defined]
+def _settings(policy: Any) -> dict[str, Any]:
+    return {name: getattr(policy, name) for name in policy.__dataclass_fields__}
 
 
 def _groups(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -267,6 +266,7 @@ SECTION = Section(
     form=".1%",
     is_mixed=True,
     picture=page.picture,
+    said=findings.said,
 )
 BENCHMARK = Benchmark(
     "speech", page.TITLE, in_one(rows), SECTION, page.INTRO, page.tables, page.LIMITS, page.facts, page.plot

@@ -49,7 +49,7 @@ def inputs(count: int, seconds: float) -> list[torch.Tensor]:
     return [whole.roll(-len(whole) * number // count).repeat(1 + size // len(whole))[:size] for number in range(count)]
 
 
-class Heard:
+class MeasuredStreams:
     """Streams that are pushed to, with their events and the processor seconds that they took."""
 
     def __init__(self, asr: StreamingRecognizer, count: int, is_shared: bool) -> None:
@@ -75,7 +75,7 @@ class Heard:
 def curve(asr: StreamingRecognizer, counts: tuple[int, ...], seconds: float) -> Iterator[dict[str, Any]]:
     """A row for each number of streams; both ways hear each half second in turn, so that noise meets both."""
     for count in counts:
-        ways = alone, together = [Heard(asr, count, is_shared) for is_shared in (False, True)]
+        ways = alone, together = [MeasuredStreams(asr, count, is_shared) for is_shared in (False, True)]
         for chunks in [*zip(*(one.split(CHUNK) for one in inputs(count, seconds)), strict=True), None]:
             for way in ways:
                 way.push(chunks)
@@ -106,7 +106,7 @@ def long(asr: StreamingRecognizer, count: int, minutes: float, seconds: float) -
     """A row for each round of streams that go on."""
     import resource  # Windows has none
 
-    heard, before = Heard(asr, count, is_shared=True), 0.0
+    heard, before = MeasuredStreams(asr, count, is_shared=True), 0.0
     chunks = [*zip(*(one.split(CHUNK) for one in inputs(count, seconds)), strict=True)]
     for number in range(max(1, round(60 * minutes / (count * seconds)))):
         for one in chunks:

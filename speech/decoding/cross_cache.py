@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from transformers import DynamicCache
 
 from mmaccel.errors import UnsupportedTargetError
 
-from ..families.adapter import SpeechAdapter
 from ..families.projections import split_heads
+
+if TYPE_CHECKING:
+    from ..families.adapter import SpeechAdapter
 
 
 @runtime_checkable

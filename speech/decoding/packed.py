@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,11 @@ from mmaccel.cache.argument import cached
 from mmaccel.patching import intercept_attention
 from mmaccel.private import attention_name, uses_attention_interface
 
-from ..families.adapter import SpeechAdapter
 from ..families.projections import split_heads
 from .cross_cache import CrossInput
+
+if TYPE_CHECKING:
+    from ..families.adapter import SpeechAdapter
 
 Keys = tuple[torch.Tensor, torch.Tensor]
 

@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
@@ -15,11 +15,13 @@ from mmaccel.cache.argument import cached
 from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, match
 from mmaccel.errors import SettingError
 
-from ..families.adapter import Encoded, SpeechAdapter
 from .cross_cache import CrossCache
 from .gathering import Gathering
 from .packed import EncoderStates, packed_pass, packs
 from .realigned_draft import RealignedDraft
+
+if TYPE_CHECKING:
+    from ..families.adapter import Encoded, SpeechAdapter
 
 
 @dataclass(frozen=True)

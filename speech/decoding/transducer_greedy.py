@@ -12,7 +12,7 @@ from ..families.private import transducer_state
 WINDOW = 32  # frames that the joint network is asked about at once: 2.6 s of Parakeet
 
 
-class Emission(NamedTuple):
+class EmittedToken(NamedTuple):
     """A token, the frame that it was drawn at, and the one after it."""
 
     token: int
@@ -50,9 +50,9 @@ class TransducerGreedy:
         self._cache, self._predicted = transducer_state(config), False
 
     @torch.no_grad()
-    def say(self, frames: torch.Tensor) -> list[Emission]:
+    def say(self, frames: torch.Tensor) -> list[EmittedToken]:
         """Tokens of the next projected encoder frames `[1, t, D]`."""
-        first, found = self._seen, list[Emission]()
+        first, found = self._seen, list[EmittedToken]()
         self._seen += frames.shape[1]
         while self.place < self._seen:
             found += self._next(frames[:, self.place - first : self.place - first + WINDOW])
@@ -64,7 +64,7 @@ class TransducerGreedy:
         other._cache = copy.deepcopy(self._cache)
         return other
 
-    def _next(self, frames: torch.Tensor) -> list[Emission]:
+    def _next(self, frames: torch.Tensor) -> list[EmittedToken]:
         """The next token of some frames, or none; their blanks are passed."""
         tokens, steps = self._joined(frames)
         at = 0
@@ -81,7 +81,7 @@ class TransducerGreedy:
             step = 1
         self._symbols = 0 if step else self._symbols
         self.place = begin + step
-        return [Emission(self.last, begin, begin + max(step, 1))]
+        return [EmittedToken(self.last, begin, begin + max(step, 1))]
 
     def _joined(self, frames: torch.Tensor) -> tuple[list[int], list[int]]:
         """The likeliest token of each frame behind the last one, and how many frames each goes on."""

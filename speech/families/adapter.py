@@ -13,10 +13,11 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.errors import AudioError, SettingError
 
+from ..decoding.redecode import CrossPasses, Hypothesis, decode
+
 if TYPE_CHECKING:
     from ..decoding.cross_cache import CrossCache
     from ..decoding.gathering import Gathering
-    from ..decoding.redecode import Hypothesis
 
 
 AUTO = "auto"  # the language that asks the model which one it hears
@@ -72,29 +73,33 @@ class SpeechAdapter(Adapter):
         Tokenizer and feature extractor of the model; set by the recogniser that uses it.
     sample_rate
         Samples per second that the encoder expects.
-    longest
-        Seconds of audio that fit into one call, None for any length.
     appends
         Whether the encoder's output for past audio stays the same when more arrives.
     continues
         Whether a text can be given that the model goes on from.
     task
         What the model does with speech: ``"transcribe"`` or ``"translate"``.
-    detects
-        Whether :meth:`language_of` asks the model, by a pass of its decoder.
     """
 
     modality: ClassVar[str] = "speech"
     sample_rate: ClassVar[int] = 16_000
-    longest: ClassVar[float | None] = None
     appends: ClassVar[bool] = False
     continues: ClassVar[bool] = True
     task: str = "transcribe"
-    detects: ClassVar[bool] = False
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.processor: Any = None
+
+    @property
+    def longest(self) -> float | None:
+        """Seconds of audio that fit into one call, None for any length."""
+        return None
+
+    @property
+    def detects(self) -> bool:
+        """Whether :meth:`language_of` asks the model, by a pass of its decoder."""
+        return False
 
     def instruct(self, language: str | None = None, task: str | None = None, prompt: str = "") -> None:
         """Set the language, the task and the words that may occur, for models that can be told.
@@ -160,14 +165,10 @@ class SpeechAdapter(Adapter):
         gathering: Gathering | None = None,
     ) -> Hypothesis:
         """The text of a piece of audio; a draft changes nothing but the work, nor do passes shared with others."""
-        from ..decoding.redecode import decode  # which needs this module
-
         return decode(self, encoded, prompt, draft, cache, gathering=gathering)
 
     def passes(self, encoded: Encoded, cache: CrossCache | None = None) -> Passes:
         """The decoder behind a piece of audio."""
-        from ..decoding.redecode import CrossPasses
-
         return CrossPasses(self, encoded, cache)
 
     def _check_samples(self, samples: torch.Tensor) -> float:
@@ -233,12 +234,16 @@ class WrittenAdapter(SpeechAdapter):
 
     Attributes
     ----------
-    tokens_per_second, spare_tokens
-        Most tokens that a text has: so many for each second, and so many more, which short pieces need.
+    spare_tokens
+        Tokens that a text may have beside those of :attr:`tokens_per_second`, which short pieces need.
     """
 
-    tokens_per_second: ClassVar[float] = 6.5  # of Moonshine's authors for English, against loops
     spare_tokens: ClassVar[int] = 4
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Most tokens of a second of speech; by default those of Moonshine's authors for English, against loops."""
+        return 6.5
 
     def limit(self, seconds: float) -> int:
         return math.ceil(self.tokens_per_second * seconds) + self.spare_tokens

@@ -18,7 +18,7 @@ from mmaccel.patching import hook
 
 from ..decoding.cross_cache import CrossCache
 from .adapter import AUTO, Encoded, Passes, Word, WrittenAdapter
-from .rows import CHAT, Asked
+from .rows import CHAT, TranscriptionPrompt
 from .spelled import spread
 from .timed import on_model
 
@@ -35,15 +35,15 @@ class ChatAdapter(WrittenAdapter):
 
     family = "speech_chat"
     classes: ClassVar[tuple[str, ...]] = tuple(CHAT)
-    longest: ClassVar[float | None] = 30.0
-    tokens_per_second: ClassVar[float] = 12.0  # of large vocabularies in any language
+    longest = 30.0
+    tokens_per_second = 12.0  # of large vocabularies in any language
     spare_tokens: ClassVar[int] = 16  # some write the language first
     advice: ClassVar[str] = "its streams verify drafts by themselves: take speech.StreamingRecognizer"
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         names = (cls.__name__ for cls in type(target).__mro__)
-        self._asked: Asked = next(CHAT[name] for name in names if name in CHAT)
+        self._asked: TranscriptionPrompt = next(CHAT[name] for name in names if name in CHAT)
         self._told: dict[str, Any] = {}
         self._last: int | None = None
 

@@ -95,7 +95,7 @@ class CodecFrameStream(FrameStream):
     def _ahead(self) -> FrameStream:
         other: Any = super()._ahead()
         other._upsampler = copy.copy(self._upsampler)
-        return other  # type: ignore[no-any-return]
+        return other
 
     def _hear(self, samples: torch.Tensor) -> list[TimedToken]:
         self._wave = torch.cat([self._wave, self._upsampler.push(samples)])

@@ -14,7 +14,7 @@ from mmaccel.linears.packed import has_twin
 
 from ..decoding.growing_convolutions import GrowingConvolutions
 from ..decoding.packed import can_pack, packed_attention
-from .adapter import Encoded, WrittenAdapter, language_name
+from .adapter import Encoded, language_name
 from .encoder_decoder import EncoderDecoderAdapter
 
 OTHER_LANGUAGE = re.compile(r".*-(?!en)[a-z]{2}/?")  # the names of checkpoints such as moonshine-tiny-ja
@@ -35,13 +35,13 @@ class MoonshineAdapter(EncoderDecoderAdapter):
 
     family = "moonshine"
     classes: ClassVar[tuple[str, ...]] = ("MoonshineForConditionalGeneration",)
-    longest: ClassVar[float | None] = 30.0
+    longest = 30.0
 
     @property
-    def tokens_per_second(self) -> float:  # type: ignore[override]
+    def tokens_per_second(self) -> float:
         """Those of English, unless the name of the checkpoint tells another language; its configuration tells none."""
         is_other = OTHER_LANGUAGE.fullmatch(str(self.target.name_or_path))
-        return OTHER_TOKENS_PER_SECOND if is_other else WrittenAdapter.tokens_per_second
+        return OTHER_TOKENS_PER_SECOND if is_other else super().tokens_per_second
 
     @property
     def only_language(self) -> str:

@@ -27,7 +27,7 @@ class MoonshineStreamingAdapter(EncoderDecoderAdapter):
     appends: ClassVar[bool] = True
 
     @property
-    def longest(self) -> float:  # type: ignore[override]
+    def longest(self) -> float:
         """The decoder has learned places for so many seconds of encoder frames, 82 in the released models."""
         return float(self.target.config.max_position_embeddings * self.frame_seconds)
 

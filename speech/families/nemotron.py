@@ -10,7 +10,7 @@ import torch
 from mmaccel.cache.argument import cache_of, cached
 from mmaccel.errors import SettingError
 
-from ..decoding.transducer_greedy import Emission, TransducerGreedy
+from ..decoding.transducer_greedy import EmittedToken, TransducerGreedy
 
 
 class NemotronStream:
@@ -64,7 +64,7 @@ class NemotronStream:
         self._greedy = TransducerGreedy(model)
 
     @torch.no_grad()
-    def hear(self, samples: torch.Tensor) -> list[Emission]:
+    def hear(self, samples: torch.Tensor) -> list[EmittedToken]:
         """Push `samples` `[n]` at the processor's rate; returns the new tokens with their frames."""
         if samples.ndim != 1 or not samples.is_floating_point():
             raise SettingError(f"samples {list(samples.shape)} {samples.dtype}: pass one row [n] of floats")
@@ -72,9 +72,9 @@ class NemotronStream:
         return self._hear(samples.float().cpu())
 
     @torch.no_grad()
-    def rest(self) -> list[Emission]:
+    def rest(self) -> list[EmittedToken]:
         """The last tokens with their frames: the last chunk is filled up with silence, and nothing follows."""
-        found: list[Emission] = []
+        found: list[EmittedToken] = []
         while self._mels < self.samples // self.processor.feature_extractor.hop_length:
             found += self._hear(self._samples.new_zeros(self._needed() - len(self._samples)))
         return found
@@ -94,9 +94,9 @@ class NemotronStream:
         extractor = self.processor.feature_extractor
         return int((self._chunk() - 1) * extractor.hop_length + extractor.n_fft)
 
-    def _hear(self, samples: torch.Tensor) -> list[Emission]:
+    def _hear(self, samples: torch.Tensor) -> list[EmittedToken]:
         self._samples = torch.cat([self._samples, samples])
-        found: list[Emission] = []
+        found: list[EmittedToken] = []
         while len(self._samples) >= self._needed():
             found += self._greedy.say(self._encode())
         return found

@@ -33,7 +33,7 @@ MEL_FRAMES = ("VoxtralRealtimeForConditionalGeneration",)
 
 
 @dataclass(frozen=True)
-class Asked:
+class TranscriptionPrompt:
     """How a language model is asked to write down speech.
 
     Attributes
@@ -82,19 +82,21 @@ def _chat(question: str, placeholder: str = "") -> Callable[[Any, Any, int, dict
     return ask
 
 
-GRANITE = Asked(_chat("can you transcribe the speech into a written format?", "<|audio|>"), lora=True)
+GRANITE = TranscriptionPrompt(_chat("can you transcribe the speech into a written format?", "<|audio|>"), lora=True)
 # Language models whose prompt holds audio tokens.
-CHAT: dict[str, Asked] = {
-    "AudioFlamingo3ForConditionalGeneration": Asked(_request, read={"strip_prefix": True}),
-    "FunAsrNanoForConditionalGeneration": Asked(_request, language=True, hotwords="keywords"),
-    "GlmAsrForConditionalGeneration": Asked(_request),
+CHAT: dict[str, TranscriptionPrompt] = {
+    "AudioFlamingo3ForConditionalGeneration": TranscriptionPrompt(_request, read={"strip_prefix": True}),
+    "FunAsrNanoForConditionalGeneration": TranscriptionPrompt(_request, language=True, hotwords="keywords"),
+    "GlmAsrForConditionalGeneration": TranscriptionPrompt(_request),
     "GraniteSpeechForConditionalGeneration": GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": GRANITE,
-    "Qwen2AudioForConditionalGeneration": Asked(_chat("Write down what is said, word for word, and nothing else.")),
-    "Qwen3ASRForConditionalGeneration": Asked(
+    "Qwen2AudioForConditionalGeneration": TranscriptionPrompt(
+        _chat("Write down what is said, word for word, and nothing else.")
+    ),
+    "Qwen3ASRForConditionalGeneration": TranscriptionPrompt(
         _request, language=True, hotwords="prompt", read={"return_format": "transcription_only"}
     ),
-    "VoxtralForConditionalGeneration": Asked(_voxtral, language=True),
+    "VoxtralForConditionalGeneration": TranscriptionPrompt(_voxtral, language=True),
 }
 
 UNTRIED = "nobody has run it in a stream yet: CONTRIBUTING.md says what an adapter has to tell"

@@ -11,7 +11,7 @@ import torch
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import unknown_name
 
-from ..decoding.transducer_greedy import Emission, TransducerGreedy
+from ..decoding.transducer_greedy import EmittedToken, TransducerGreedy
 from .adapter import AUTO, Encoded
 from .nemotron import NemotronStream
 from .rows import STREAMING_TRANSDUCERS, TRANSDUCERS
@@ -53,7 +53,8 @@ class StreamingTransducerAdapter(StreamedAdapter):
     ----------
     lookahead
         Encoder frames of 80 ms that a frame may look ahead, one of those that the model was trained with; default
-        None for the model's own, mostly 13. More costs no time at the end of a segment, where silence follows.
+        None for that of the processor, as its `set_num_lookahead_tokens` chooses it, or the model's own, mostly 13.
+        More costs no time at the end of a segment, where silence follows.
     """
 
     family = "streaming_transducer"
@@ -62,9 +63,15 @@ class StreamingTransducerAdapter(StreamedAdapter):
 
     def __init__(self, target: Any, lookahead: int | None = None) -> None:
         super().__init__(target)
-        own = target.config.encoder_config.default_num_lookahead_tokens
-        self.lookahead = own if lookahead is None else lookahead
-        self.language = ""
+        self._lookahead, self.language = lookahead, ""
+
+    @property
+    def lookahead(self) -> int:
+        """As given, or as the processor was told."""
+        if self._lookahead is not None:
+            return self._lookahead
+        own = self.target.config.encoder_config.default_num_lookahead_tokens
+        return int(getattr(self.processor, "default_num_lookahead_tokens", own))
 
     def instruct(self, language: str | None = None, task: str | None = None, prompt: str = "") -> None:
         known: Mapping[str, int] | None = getattr(self._processor(), "prompt_dictionary", None)
@@ -128,7 +135,7 @@ def each_told(tokenizer: Any, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True, **told)).strip()
 
 
-def timed(emissions: Sequence[Emission], size: int) -> list[TimedToken]:
+def timed(emissions: Sequence[EmittedToken], size: int) -> list[TimedToken]:
     """Tokens with their samples, where a frame has `size`."""
     return [TimedToken(one.token, one.frame * size, one.end * size) for one in emissions]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from mmaccel.errors import MissingExtraError, WeightsError, unknown_name
+from mmaccel.errors import MissingExtraError, WeightsError
 from mmaccel.files.user_cache import cache_folder
-from mmaccel.zoo.weights import load_pretrained, no_foreign_code
+from mmaccel.zoo.weights import check_name, load_pretrained, no_foreign_code
 
 from .finding import adapter_class
 
@@ -153,8 +153,7 @@ def _load_wheel(name: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
 def _load_checkpoint(name: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
     import transformers
 
-    if "/" not in name and not Path(name).is_dir():
-        raise unknown_name("speech model (hub ids are owner/name, and there is no such folder)", name, WHEELS)
+    check_name("speech model", name, WHEELS)
     with no_foreign_code(name):
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         adapter_class(_class_of(name, config))  # before anything large is read

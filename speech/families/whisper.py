@@ -50,7 +50,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
 
     family = "whisper"
     classes: ClassVar[tuple[str, ...]] = ("WhisperForConditionalGeneration",)
-    longest: ClassVar[float | None] = 30.0
+    longest = 30.0
 
     def __init__(self, target: Any, context_frames: int | None = CONTEXT_FRAMES) -> None:
         super().__init__(target)
@@ -117,9 +117,9 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return [token for _, token in found if token is not None]
 
     @property
-    def tokens_per_second(self) -> float:  # type: ignore[override]
+    def tokens_per_second(self) -> float:
         """Those of English; of a multilingual model those of Thai or Telugu, whose letters are several tokens each."""
-        return MULTILINGUAL_TOKENS_PER_SECOND if self._is_multilingual else EncoderDecoderAdapter.tokens_per_second
+        return MULTILINGUAL_TOKENS_PER_SECOND if self._is_multilingual else super().tokens_per_second
 
     @property
     def only_language(self) -> str:
@@ -213,7 +213,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return int(known[language.strip("<|>")])
 
     @property
-    def detects(self) -> bool:  # type: ignore[override]
+    def detects(self) -> bool:
         return bool(self._languages) and not self.language
 
     def language_of(self, encoded: Encoded) -> str:

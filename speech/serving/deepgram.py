@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from mmaccel.errors import SettingError, shown
 from mmaccel.serve.endpoint import Fields
-from mmaccel.serve.sockets import Line
+from mmaccel.serve.sockets import Connection
 
 from ..audio.wav_header import RATES
 from ..stream.events import Endpoint, Event, Final, Partial
@@ -20,16 +20,16 @@ from .listening import Listening, asked, pause
 IGNORED = ("punctuate", "smart_format", "vad_events", "tag", "version")
 
 
-async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
+async def talk(connection: Connection, recognizer: StreamingRecognizer, name: str) -> None:
     """Take raw 16-bit samples, and answer with `Results`."""
-    listening, has_partials = _begun(line.query, recognizer, name)
-    await line.open()
+    listening, has_partials = _begun(connection.query, recognizer, name)
+    await connection.open()
     # Deepgram's own clients take no result without it
     model = {"name": name, "version": "", "arch": ""}
     about = {"metadata": {"request_id": secrets.token_hex(16), "model_uuid": "", "model_info": model}}
     reached, is_open = 0.0, False
     while True:
-        message = await line.take()
+        message = await connection.take()
         if isinstance(message, str):
             samples, kind = b"", asked(message, "KeepAlive", "Finalize", "CloseStream")
         else:
@@ -40,9 +40,9 @@ async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
         for said in _results(events, has_partials, reached, is_open, kind == "Finalize"):
             if said["is_final"]:
                 reached, is_open = said["start"] + said["duration"], not said["speech_final"]
-            await line.give({**said, **about})
+            await connection.give({**said, **about})
         if kind == "CloseStream":
-            await line.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
+            await connection.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
             return
 
 

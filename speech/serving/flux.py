@@ -8,7 +8,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from mmaccel.serve.endpoint import Fields
-from mmaccel.serve.sockets import Line
+from mmaccel.serve.sockets import Connection
 
 from ..audio.wav_header import RATES
 from ..stream.events import Eager, Endpoint, Event, Final, Partial, Resumed
@@ -22,19 +22,19 @@ from .listening import Listening, asked
 IGNORED = ("eot_threshold", "eot_timeout_ms", "tag", "mip_opt_out")
 
 
-async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
+async def talk(connection: Connection, recognizer: StreamingRecognizer, name: str) -> None:
     """Take raw 16-bit samples, and answer with `TurnInfo`."""
-    listening, turns = _begun(line.query, recognizer, name)
-    await line.open()
-    await line.give(turns.message("Connected"))
+    listening, turns = _begun(connection.query, recognizer, name)
+    await connection.open()
+    await connection.give(turns.message("Connected"))
     while True:
-        message = await line.take()
+        message = await connection.take()
         if isinstance(message, str):
             asked(message, "CloseStream")
             message = b""
         events = await (run_in_threadpool(listening.push, message) if message else run_in_threadpool(listening.end))
         for told in turns.take(events, listening.time, is_over=not message):
-            await line.give(told)
+            await connection.give(told)
         if not message:
             return
 

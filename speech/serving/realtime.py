@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from mmaccel.errors import AudioError, MmaccelError, SettingError, shown
 from mmaccel.serve.endpoint import Fields
-from mmaccel.serve.sockets import Line
+from mmaccel.serve.sockets import Connection
 
 from ..stream.events import Endpoint, Event, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
@@ -23,24 +23,24 @@ from .session_settings import TURNS, SessionSettings
 TRANSCRIBED = "conversation.item.input_audio_transcription"
 
 
-async def talk(line: Line, recognizer: StreamingRecognizer, name: str) -> None:
+async def talk(connection: Connection, recognizer: StreamingRecognizer, name: str) -> None:
     """Take samples, and answer with their words as they become stable."""
-    Fields(line.query).only("model", None, name)
-    await line.open()
-    conversation = Conversation(recognizer, name)
-    await line.give(conversation.event("session.created", session=conversation.session))
+    Fields(connection.query).only("model", None, name)
+    await connection.open()
+    conversation = RealtimeConversation(recognizer, name)
+    await connection.give(conversation.event("session.created", session=conversation.session))
     while True:
-        message = await line.take()
+        message = await connection.take()
         try:
             events = await run_in_threadpool(conversation.take, message)
         except MmaccelError as error:
             told = {"type": "invalid_request_error", "message": str(error), "code": None, "param": None}
             events = [conversation.event("error", error=told)]
         for event in events:
-            await line.give(event)
+            await connection.give(event)
 
 
-class Conversation:
+class RealtimeConversation:
     """One client's messages, and what is answered to each.
 
     A text that was promised is sent in deltas; the text of the end may correct it.

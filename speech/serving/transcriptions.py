@@ -15,7 +15,7 @@ import torch
 from mmaccel.errors import SettingError, shown
 from mmaccel.serve.endpoint import FILES, Answer, Endpoint, Fields, Left, Request
 from mmaccel.serve.forms import Upload
-from mmaccel.serve.sockets import Line
+from mmaccel.serve.sockets import Connection
 
 from ..audio.endpoint import RATE
 from ..audio.uploaded_audio import read_recording
@@ -33,7 +33,7 @@ GRANULARITIES = ("segment", "word")
 
 
 @dataclass(kw_only=True)
-class Recording(Request):
+class TranscriptionRequest(Request):
     """A recording to write down.
 
     Attributes
@@ -63,15 +63,17 @@ class Recording(Request):
     last: str = ""
 
 
-class TranscriptionEndpoint(Endpoint[Recording]):
+class TranscriptionEndpoint(Endpoint[TranscriptionRequest]):
     """Writes recordings down, one after the other, and listens to streams meanwhile."""
 
     path = "/v1/audio/transcriptions"
     takes_forms = True
     opened: StreamingRecognizer
 
-    def parse(self, body: Mapping[str, Any]) -> Recording:
+    def parse(self, body: Mapping[str, Any]) -> TranscriptionRequest:
         fields = Fields(body)
+        if not isinstance(body.get("file"), Upload):
+            raise SettingError("file is missing: send a recording, such as talk.wav, as multipart/form-data")
         given, times = fields.take("file"), fields.take("timestamp_granularities", [])
         texts = {name: fields.take(name, default) for name, default in TEXTS.items()}
         fields.only("temperature", "0", "0.0")
@@ -92,7 +94,7 @@ class TranscriptionEndpoint(Endpoint[Recording]):
         _check_used(form, times, streams)
         if len(prompt) > PROMPT:
             raise SettingError(f"prompt has {len(prompt)} characters: shorten it to {PROMPT} or fewer")
-        return Recording(
+        return TranscriptionRequest(
             samples=_samples(given),
             form=form,
             recognizer=self.opened.told(language, prompt=prompt or None),
@@ -101,7 +103,7 @@ class TranscriptionEndpoint(Endpoint[Recording]):
             pieces=queue.SimpleQueue() if streams else None,
         )
 
-    def answer(self, requests: list[Recording]) -> list[Answer]:
+    def answer(self, requests: list[TranscriptionRequest]) -> list[Answer]:
         """Write down the recording of the only request."""
         (request,) = requests
         with request.recognizer.stream(update_interval=None) as stream:
@@ -113,17 +115,17 @@ class TranscriptionEndpoint(Endpoint[Recording]):
             events += _handed_on(stream.finish(), request)
         return [_written(transcript(events, stream.stats), request)]
 
-    def piece(self, request: Recording, text: str | None) -> dict[str, Any]:
+    def piece(self, request: TranscriptionRequest, text: str | None) -> dict[str, Any]:
         if text is None:
             return {"type": "transcript.text.done", "text": "".join(request.said)}
         request.said.append(text)
         return {"type": "transcript.text.delta", "delta": text}
 
-    def sockets(self) -> Mapping[str, Callable[[Line], Awaitable[None]]]:
+    def sockets(self) -> Mapping[str, Callable[[Connection], Awaitable[None]]]:
         return {
-            "/v1/realtime": lambda line: realtime.talk(line, self.opened, self.name),
-            "/v1/listen": lambda line: deepgram.talk(line, self.opened, self.name),
-            "/v2/listen": lambda line: flux.talk(line, self.opened, self.name),
+            "/v1/realtime": lambda connection: realtime.talk(connection, self.opened, self.name),
+            "/v1/listen": lambda connection: deepgram.talk(connection, self.opened, self.name),
+            "/v2/listen": lambda connection: flux.talk(connection, self.opened, self.name),
         }
 
     def pages(self) -> Mapping[str, str]:
@@ -139,10 +141,8 @@ def _check_used(form: str, times: list[Any], streams: bool) -> None:
         raise SettingError(f"timestamp_granularities with response_format={form!r}: ask for 'verbose_json'")
 
 
-def _samples(given: Any) -> torch.Tensor:
+def _samples(given: Upload) -> torch.Tensor:
     """The sound of a file that came with a request."""
-    if not isinstance(given, Upload):
-        raise SettingError("file is missing: send a recording, such as talk.wav")
     suffix = PurePosixPath(given.name.replace("\\", "/")).suffix
     with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
         path = Path(folder) / f"recording{suffix if suffix[1:].isalnum() and len(suffix) < 8 else ''}"
@@ -150,7 +150,7 @@ def _samples(given: Any) -> torch.Tensor:
         return read_recording(path, FILES)
 
 
-def _handed_on(events: list[Event], request: Recording) -> Iterator[Event]:
+def _handed_on(events: list[Event], request: TranscriptionRequest) -> Iterator[Event]:
     """Events, of which finals go into the stream of the request too."""
     for event in events:
         if request.pieces is not None and isinstance(event, Final) and event.text:
@@ -159,7 +159,7 @@ def _handed_on(events: list[Event], request: Recording) -> Iterator[Event]:
         yield event
 
 
-def _written(made: Transcript, request: Recording) -> Answer:
+def _written(made: Transcript, request: TranscriptionRequest) -> Answer:
     """A transcript in the form of the request."""
     if request.form == "text":
         return f"{made.text}\n"

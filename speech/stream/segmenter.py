@@ -72,7 +72,7 @@ class Segmenter:
         self.longest = round(policy.longest * RATE)
         self.position = 0  # behind the last frame
         self.start: int | None = None
-        self.speech_end = 0
+        self.speech_start = self.speech_end = 0
         self._onset = 0
         self._taken = 0  # end of the last segment
         self._seen = self._next_look = 0
@@ -111,12 +111,13 @@ class Segmenter:
         threshold = self.policy.threshold - (self.policy.HYSTERESIS if self._onset else 0.0)
         self._onset = self._onset + 1 if likelihood >= threshold else 0
         if self._onset == self.ONSET:
-            self._begin(max(self.position - self.ONSET * FRAME - self.padding, self._taken))
+            self._begin()
         return []
 
-    def _begin(self, start: int) -> None:
-        self.start, self.speech_end, self._onset = start, self.position, 0
-        self._seen, self._settled = start, False
+    def _begin(self) -> None:
+        self.speech_start, self.speech_end = self.position - self.ONSET * FRAME, self.position
+        self.start = self._seen = max(self.speech_start - self.padding, self._taken)
+        self._onset, self._settled = 0, False
         self._next_look = self.position + (self.interval or 0)
 
     def _end(self) -> list[Task]:

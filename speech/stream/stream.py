@@ -182,7 +182,7 @@ class SpeechStream:
         return self._clock.spend(self.time, seconds)
 
     def _look(self, look: Look) -> None:
-        segment = self._open(look.start)
+        segment = self._open()
         encoded, hypothesis = self._hear(segment, look.start, look.end)
         prompt = tuple(self.recognizer.adapter.in_language(segment.prompt, hypothesis.language))
         of_segment = SegmentHypothesis(self.recognizer.adapter, encoded, prompt, hypothesis.tokens, hypothesis.ended)
@@ -216,7 +216,7 @@ class SpeechStream:
             self._events.append(Resumed(self._segmenter.position / RATE))
 
     def _cut(self, cut: Cut) -> None:
-        segment = self._open(cut.start)
+        segment = self._open()
         draft = segment.draft  # of what is behind the cut too
         _, hypothesis = self._hear_finally(segment, cut.start, cut.end)
         words = self._words(segment, cut.start, cut.end)
@@ -240,10 +240,10 @@ class SpeechStream:
             if partial := self._segment.partial(self._segmenter.position / RATE):
                 self._events.append(partial)
 
-    def _open(self, start: int) -> Segment:
+    def _open(self) -> Segment:
         if self._segment is None:
             self._segment = self._begin()
-            self._segment.began = start / RATE + self.recognizer.endpoint.padding
+            self._segment.began = self._segmenter.speech_start / RATE
         return self._segment
 
     def _begin(self, promised: Sequence[str] = ()) -> Segment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from mmaccel.errors import SettingError
 from mmaccel.progress import looks
 
 from ..audio.audio import read_audio, to_samples
@@ -78,8 +80,10 @@ def transcribe(
         `processor`, or a recogniser.
     processor
         Of the model, where the model is one.
-    endpoint, context, language, task, prompt, rejoin
+    endpoint, context, rejoin
         As of :class:`~mmaccel.speech.StreamingRecognizer`; a recogniser has its own.
+    language, task, prompt
+        As of :class:`~mmaccel.speech.StreamingRecognizer`; a recogniser follows them in this file alone.
     progress
         Whether to draw a bar on standard error; by default for more than a minute of audio. Where that is no terminal,
         a line now and then.
@@ -88,13 +92,15 @@ def transcribe(
     ------
     AudioError
         If the file is missing, damaged or holds no audio.
+    SettingError
+        If a setting is out of range, the model cannot be told one of them, or a recogniser has its own.
 
     Examples
     --------
     >>> print(speech.transcribe("talk.wav").text)  # doctest: +SKIP
     """
     samples = read_audio(path)  # fails before seconds of loading
-    told = {"language": language, "task": task, "prompt": prompt, "rejoin": rejoin}
+    told: dict[str, Any] = {"language": language, "task": task, "prompt": prompt, "rejoin": rejoin}
     return transcribe_samples(samples, as_recognizer(model, processor, endpoint, context, **told), progress)
 
 
@@ -117,14 +123,27 @@ def transcript(events: list[Event], stats: StreamStats) -> Transcript:
 
 
 def as_recognizer(
-    model: Any, processor: Any, endpoint: str | EndpointPolicy, context: int, **told: Any
+    model: Any, processor: Any, endpoint: str | EndpointPolicy, context: int, rejoin: float = 0.0, **told: Any
 ) -> StreamingRecognizer:
-    """A recogniser of a name, a model with its processor, or as it is."""
+    """A recogniser of a name, a model with its processor, or a recogniser with other instructions."""
     if isinstance(model, StreamingRecognizer):
-        return model
+        _refuse_others(processor=processor, endpoint=endpoint, context=context, rejoin=rejoin)
+        instructions = {name: value for name, value in told.items() if value}
+        return model.told(**instructions) if instructions else model
     if isinstance(model, str | Path):
         model, processor = load(str(model))
-    return StreamingRecognizer(model, processor, endpoint=endpoint, context=context, **told)
+    return StreamingRecognizer(model, processor, endpoint=endpoint, context=context, rejoin=rejoin, **told)
+
+
+def _refuse_others(**given: Any) -> None:
+    """Raise a `SettingError` for settings that a recogniser has of its own."""
+    usual = inspect.signature(transcribe).parameters
+    for name, value in given.items():
+        if value != usual[name].default:
+            raise SettingError(
+                f"{name}={value!r}: a recogniser has its own; leave it out, or make another with"
+                f" speech.StreamingRecognizer(..., {name}=...)"
+            )
 
 
 def pieces(samples: torch.Tensor, progress: bool | None) -> Iterator[torch.Tensor]:

@@ -40,11 +40,12 @@ def test_files_whose_names_cannot_name_outputs_are_to_be_renamed(tmp_path):
 
 def test_texts_of_a_folder_are_read(tmp_path):
     (tmp_path / "a.txt").write_text(" red heart\n")
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
-    (tmp_path / "c.txt").write_text("x" * 70_000)
-    good, *bad = read_items(tmp_path, Echo())
-    assert good.fields == {"text": "red heart"} and not good.problem
-    assert "is no text" in bad[0].problem and "longer than 64 KiB" in bad[1].problem
+    (tmp_path / "b.txt").write_text("red heart", encoding="utf-8-sig")  # as editors of Windows do
+    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "d.txt").write_text("x" * 70_000)
+    *good, wrong, long = read_items(tmp_path, Echo())
+    assert [item.fields for item in good] == [{"text": "red heart"}] * 2 and not any(item.problem for item in good)
+    assert "is no text" in wrong.problem and "longer than 64 KiB" in long.problem
 
 
 def test_rows_have_keys_and_fields_of_their_own(tmp_path):
@@ -93,6 +94,17 @@ def test_files_that_rows_name_lie_below_the_root(tmp_path):
     assert found.fields["picture"] == str(tmp_path / "files" / "a.png")
     (gone,) = read_items(listed(tmp_path, {"picture": "b.png"}), Seen())
     assert f"picture='b.png': there is no file {tmp_path / 'b.png'}" in gone.problem
+
+
+def test_a_link_out_of_the_folder_is_named_with_what_to_do(tmp_path):
+    """As in a snapshot of Hugging Face, whose files are links to blobs beside it."""
+    for name in ("blobs", "snapshot"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "blobs" / "1f").write_text("x")
+    (tmp_path / "snapshot" / "a.png").symlink_to("../blobs/1f")
+    (found,) = read_items(listed(tmp_path / "snapshot", {"picture": "a.png"}), Seen())
+    assert f"picture='a.png' leads out of {tmp_path / 'snapshot'} by a link" in found.problem
+    assert "cp -rL" in found.problem and "--root" not in found.problem
 
 
 def test_what_is_no_path_is_wrong_with_its_row_alone(tmp_path):

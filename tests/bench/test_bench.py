@@ -401,13 +401,6 @@ def test_rows_that_another_beats_are_left_out():
     assert shown(best, questions("fewer frames", 9.0, 0.1)) == ["best", "fewer frames"], "always there"
 
 
-def test_a_simple_alternative_that_wins_is_said():
-    rows = [questions("m", 2.0, 0.8), questions("fewer frames", 3.0, 0.8)]
-    assert "simple alternative is faster" in selection.verdict(SECTION, selection.select(SECTION, rows), rows)
-    rows[1]["quality"] = 0.7
-    assert not selection.verdict(SECTION, selection.select(SECTION, rows), rows)
-
-
 def test_a_folder_without_results_is_said(tmp_path, capsys):
     assert cli.main(["bench", "index", str(tmp_path)]) == 2
     assert "mmaccel bench all" in capsys.readouterr().err and not list(tmp_path.iterdir())
@@ -455,7 +448,7 @@ def test_every_process_goes_on_after_the_parts_that_the_first_has_read():
     class Second(Ranks):
         """Of two, beside a first one that has read part `a`, and then makes `b`."""
 
-        told = [{"a": [row("a")]}, [[row("b")]]]  # noqa: RUF012
+        told = [[{"a": [row("a")]}], [[row("b")]]]  # noqa: RUF012
 
         def gathered(self, make):
             return [self.told.pop(0), make()]

@@ -84,17 +84,11 @@ def test_an_exact_row_has_the_quality_of_the_plain_run():
     )
 
 
-def test_the_simple_alternative_wins_only_over_every_method_that_was_judged():
-    simple = row("fewer steps", 3.0, 0.8)
-
-    def wins(*rows):
-        return bool(selection.verdict(PLAIN, selection.select(MIXED, list(rows)), list(rows)))
-
-    assert wins(row("a", 2.0, 0.8), simple) and wins(row("a", 2.0, 0.8), row("b", 2.9, 0.1), simple)
-    assert not wins(row("a", 3.0, 0.8), simple), "as fast is not faster"
-    assert not wins(row("a", 2.0, 0.81), simple) and not wins(row("a", 2.0, 0.8), row("b", 2.0, 0.9), simple)
-    assert not wins(row("a", 2.0, 0.8), row("b", 2.0, None), simple) and not wins(simple)
-    assert wins(row("a", 2.0, 0.8), row("fewer frames", 9.0, 0.1), simple), "one of several is enough"
+def test_a_lossy_row_does_not_make_an_exact_one_pointless():
+    exact = row("exact", 2.0, None, exact=True, baseline_quality=0.8)
+    lucky, faster = row("lucky", 2.1, 0.9), row("faster", 3.0, None, exact=True)
+    assert shown(PLAIN, exact, lucky) == [("exact", "method"), ("lucky", "method")]
+    assert shown(PLAIN, exact, lucky, faster) == [("faster", "method"), ("lucky", "method")]
 
 
 def test_a_result_as_a_table():

@@ -168,6 +168,16 @@ def test_a_released_cache_begins_anew(llama):
     assert cache.get_seq_length() == 0 and cache.update(2 * key, key, 0)[0].tolist() == (2 * key).tolist()
 
 
+def test_what_a_policy_remembers_is_forgotten_with_tokens_alone(llama):
+    layer = SelectingCache(llama[0].config, DECODE["token_select"]).layers[0]
+    layer.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8))
+    layer.state((0,))["step"] = 7
+    layer.crop(0)
+    assert layer.states == {(0,): {"step": 7}} and layer.length == 3
+    layer.crop(-1)
+    assert not layer.states and layer.length == 2
+
+
 def test_what_a_policy_remembers_follows_its_beams(llama):
     """Each row's memory goes where its row goes; that of rows which come from elsewhere is forgotten."""
     layer = SelectingCache(llama[0].config, DECODE["token_select"]).layers[0]

@@ -27,6 +27,26 @@ class ByteLinear(torch.nn.Module):
         self.register_buffer("qweight", (linear.weight.detach() * 100).round().to(torch.int8))
 
 
+class Packed(torch.Tensor):
+    """A weight made of two tensors, which refuses to be cut, as torchao's do."""
+
+    @staticmethod
+    def __new__(cls, qdata: torch.Tensor, scale: torch.Tensor, block_size: int) -> torch.Tensor:
+        return torch.Tensor._make_wrapper_subclass(cls, qdata.shape, dtype=scale.dtype)
+
+    def __init__(self, qdata: torch.Tensor, scale: torch.Tensor, block_size: int) -> None:
+        self.qdata, self.scale, self.block_size = qdata, scale, block_size
+
+    def __tensor_flatten__(self) -> tuple[list[str], dict[str, int]]:
+        return ["qdata", "scale"], {"block_size": self.block_size}
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].qdata, args[0].scale, args[0].block_size)
+        raise NotImplementedError(f"Packed dispatch: {func}")
+
+
 def test_a_copy_has_the_same_hash_and_keeps_it(model: torch.nn.Module) -> None:
     assert model_hash(model) == model_hash(model) == model_hash(copy.deepcopy(model))
 
@@ -50,6 +70,21 @@ def test_weights_that_are_buffers_count(model: torch.nn.Module) -> None:
     before = model_hash(model)
     layer.q_proj.qweight[5, 5] += 1
     assert model_hash(model) != before
+
+
+@pytest.mark.parametrize(
+    "other", ({"qdata": torch.zeros(8, 8, dtype=torch.int8)}, {"scale": torch.zeros(8, 1)}, {"block_size": 4})
+)
+def test_weights_made_of_tensors_count_with_all_of_them(model: torch.nn.Module, other: dict) -> None:
+    parts = {"qdata": torch.ones(8, 8, dtype=torch.int8), "scale": torch.ones(8, 1), "block_size": 8}
+    hashes = []
+    for each in (parts, parts, {**parts, **other}):
+        model.lm_head.weight = torch.nn.Parameter(Packed(**each), requires_grad=False)
+        hashes.append(model_hash(model))
+    assert hashes[0] == hashes[1] != hashes[2]
+    parts["qdata"][7, 7] += 1
+    model.lm_head.weight = torch.nn.Parameter(Packed(**parts), requires_grad=False)
+    assert model_hash(model) != hashes[0]
 
 
 def test_packed_weights_count(model: torch.nn.Module) -> None:

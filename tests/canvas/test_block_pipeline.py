@@ -543,6 +543,26 @@ def test_caches_need_attention_that_takes_masks(implementation):
         mmaccel.accelerate(pipe, canvas.PrefixCache())
 
 
+@pytest.mark.parametrize("past", ("causal", "blocks"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_eager_attention_sees_what_sdpa_sees(past, dtype):
+    """Also where a row is padded."""
+    decoder = examples.block_causal()[0].model.model.to(dtype)
+    wrapped, given = canvas.BlockCausalModel(decoder, examples.BLOCK, past), examples.arguments(2)
+    told = {"input_ids": given["input_ids"], "attention_mask": given["attention_mask"]}
+    with torch.no_grad():
+        true = wrapped(**told).logits
+        decoder.config._attn_implementation = "eager"
+        assert torch.allclose(wrapped(**told).logits, true, atol=1e-4 if dtype is torch.float32 else 0.3)
+
+
+def test_a_block_causal_model_needs_attention_that_takes_masks():
+    wrapped = examples.block_causal()[0].model
+    wrapped.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UnsupportedTargetError, match="'flash_attention_2': load the model with attn_implementation='s"):
+        wrapped(examples.arguments()["input_ids"])
+
+
 def test_what_is_kept_of_logits_is_counted_and_bounded():
     pipe, arguments = examples.bidirectional()
     with mmaccel.accelerate(pipe, canvas.FreeDave(3)) as fast:

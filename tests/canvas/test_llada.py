@@ -8,6 +8,8 @@ import pytest
 import torch
 from diffusers import LLaDA2Pipeline
 from torch import nn
+from transformers import PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: F401  (and not used, as by SDAR's own code)
 
 import mmaccel
 from mmaccel import canvas
@@ -66,6 +68,41 @@ def test_caches_are_refused_as_the_page_says(pipe, method):
     with pytest.raises(UnsupportedTargetError, match="does not use transformers' attention interface"):
         mmaccel.accelerate(pipe, method)
     assert f"`{type(method).__name__}`" in PAGE.partition("Rules and verifiers work;")[2][:90]
+
+
+class Layer(nn.Module):
+    layer_idx, config = 0, PreTrainedConfig()
+
+
+class Sdar(nn.Module):
+    """A layer of attention by itself, in a file that imports transformers' table of attention functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.layer, self.device = Llada(), Layer(), torch.device("cpu")
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        return self.inner(input_ids, attention_mask)
+
+
+@pytest.mark.parametrize("method", (canvas.PrefixCache(), canvas.IntervalCache(), canvas.WindowDiffusion()), ids=str)
+def test_a_cache_that_nothing_reaches_says_so_in_its_first_pass(method):
+    pipe = examples.pipeline(untrained(Sdar, 0, examples.SCALE))
+    plain = pipe(**examples.arguments(2)).sequences
+    with (
+        mmaccel.accelerate(pipe, method) as fast,
+        pytest.raises(UnsupportedTargetError, match="does not use transformers' attention interface"),
+    ):
+        fast(**examples.arguments(2))
+    assert torch.equal(pipe(**examples.arguments(2)).sequences, plain)
+
+
+@pytest.mark.parametrize("method", (canvas.PrefixCache(), canvas.WindowDiffusion()), ids=str)
+def test_a_first_block_with_nothing_before_it_is_no_such_case(method):
+    pipe, arguments = examples.block_causal()
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**arguments(length=examples.BLOCK - 3))
+        assert fast.report.engaged
 
 
 def test_the_model_itself_is_refused_with_what_the_wrapper_does():

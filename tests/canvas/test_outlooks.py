@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmaccel import canvas
-from mmaccel.canvas.outlook import Seen
+from mmaccel.canvas.outlooks.outlook import Seen
 from mmaccel.errors import SettingError
 
 MASK, END, LINE = 9, 0, 3

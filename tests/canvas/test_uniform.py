@@ -14,7 +14,7 @@ from mmaccel.canvas import private
 from mmaccel.canvas.comparing import CanvasTrial
 from mmaccel.canvas.examples import bidirectional
 from mmaccel.canvas.uniform_examples import CANVAS, VOCABULARY, uniform
-from mmaccel.canvas.verifiers.lookahead import Lookahead
+from mmaccel.canvas.verifiers.lookahead import Known, Lookahead
 from mmaccel.errors import UnsupportedTargetError
 
 SCHEDULERS = (BlockRefinementScheduler, EntropyBoundScheduler, DiscreteDDIMScheduler)
@@ -59,6 +59,28 @@ def test_noise_of_any_device_is_known_ahead(monkeypatch):
     assert ahead._ahead(torch.device("mps")) == "state of mps"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "apart", "same"),
+    [
+        (torch.float32, 1e-3, False),
+        (torch.bfloat16, 0.005, True),
+        (torch.bfloat16, 0.05, False),  # which is little beside 1, and much of chances that are small
+        (torch.float16, 5e-4, True),
+        (torch.float16, 0.005, False),
+    ],
+)
+def test_chances_are_compared_to_the_rounding_of_the_weights(dtype, apart, same):
+    """The model gives its logits in float32, whatever its weights are in."""
+    pipe, _ = uniform()
+    pipe.model.to(dtype)
+    with mmaccel.accelerate(pipe, canvas.FreeDave()) as fast:
+        lookahead = fast.adapter.decoder.lookahead
+    ids, logits = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, VOCABULARY)
+    other = logits.clone()
+    other[..., 0] = apart  # chances of about 1/64, and one that is larger by such a share
+    assert lookahead._same(Known(ids, logits, logits), ids, other) == same
+
+
 def test_what_is_kept_for_later_steps_is_counted():
     pipe, arguments = uniform(scheduler=EntropyBoundScheduler())
     held = []
@@ -90,9 +112,34 @@ def test_a_rule_commits_for_good_and_the_rest_of_the_steps_is_spared(rule):
     pipe, arguments = uniform()
     with mmaccel.accelerate(pipe, rule) as fast:
         found = run(fast, arguments, 2)
-        assert fast.report.forwards == 1 and fast.report.plain_forwards == CANVAS and not fast.report.exact
+        # the first pass, and one over the full canvas
+        assert fast.report.forwards == 2 and fast.report.plain_forwards == CANVAS and not fast.report.exact
     first = pipe(**arguments(2, num_inference_steps=1), generator=torch.Generator().manual_seed(3)).sequences
     assert torch.equal(found, first), "all of it by the first pass"
+
+
+@pytest.mark.parametrize("rule", (canvas.EntropyBound(1e6), canvas.FactorCommit(1e6)))
+def test_the_pipeline_stops_by_what_the_model_says_of_the_full_canvas(monkeypatch, rule):
+    """By its own confidence: this model is unsure of a canvas of random tokens, and sure of what it makes of them."""
+    pipe, arguments = uniform()
+    looks = []
+
+    def said(canvas):
+        sharpness = torch.where((canvas % 2 == 0).all(-1), 50.0, 2.0)
+        return sharpness[:, None, None] * torch.nn.functional.one_hot(canvas // 2 * 2, VOCABULARY)
+
+    def look(pipe, step, timestep, told):
+        looks.append(told)
+        return {}
+
+    monkeypatch.setattr(pipe.model, "forward", lambda **call: SimpleNamespace(logits=said(call["decoder_input_ids"])))
+    own = inspect.signature(pipe.__call__).parameters["confidence_threshold"].default
+    watched = {"callback_on_step_end": look, "callback_on_step_end_tensor_inputs": ["canvas", "logits"]}
+    with mmaccel.accelerate(pipe, rule) as fast:
+        found = run(fast, arguments, 2, confidence_threshold=own, **watched)
+        assert fast.report.forwards == fast.report.plain_forwards == len(looks) == 2
+    assert torch.equal(found, looks[0]["canvas"]), "as it was committed"
+    assert torch.equal(looks[1]["logits"], said(found))
 
 
 def test_rules_for_masks_are_refused_by_name_and_told_what_to_do():

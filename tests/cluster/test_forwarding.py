@@ -18,7 +18,7 @@ from mmaccel.batch.work import Task
 from mmaccel.cluster import connection, forwarding
 from mmaccel.cluster.forwarding import Forwarder, RemoteEndpoint
 from mmaccel.cluster.replicas import Replica
-from mmaccel.cluster.spread import Worker
+from mmaccel.cluster.spread import BatchWorker
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.serve.app import ServerLimits
 from mmaccel.serve.endpoint import Endpoint, Fields, Left, Refused, Request
@@ -125,6 +125,7 @@ def test_a_stream_ends_with_all_events_of_its_end(monkeypatch):
 
 class Clip(Echo):
     later, media = "video", "video/mp4"
+    takes_forms = True
 
 
 def test_promises_are_kept_by_replicas_too():
@@ -138,6 +139,11 @@ def test_promises_are_kept_by_replicas_too():
                 break
             time.sleep(0.02)
         assert told["status"] == "completed" and told["progress"] == 100
+
+
+def test_a_promise_tells_numbers_of_json_as_texts_of_a_form():
+    endpoint = RemoteEndpoint("echo", Clip, Handle(), (Lost,), 2, None)
+    assert endpoint.described(endpoint.parse({"text": "hi", "seconds": 4})) == {"text": "hi", "seconds": "4"}
 
 
 def test_a_promise_tells_its_own_state_whatever_was_asked_for():
@@ -245,14 +251,16 @@ def test_a_worker_says_why_it_cannot_work(tmp_path):
     from toy_batch import EchoCommand
 
     given = argparse.Namespace(model="toy")
-    assert "does not see" in Worker(EchoCommand(), given, tmp_path, "mark", "").ready()
+    assert "does not see" in BatchWorker(EchoCommand(), given, tmp_path, "mark", "").ready()
     (tmp_path / ".mmaccel").mkdir()
-    assert "does not see" in Worker(EchoCommand(), given, tmp_path, "mark", "").ready(), "another folder of that name"
+    assert "does not see" in BatchWorker(EchoCommand(), given, tmp_path, "mark", "").ready(), (
+        "another folder of that name"
+    )
     (tmp_path / ".mmaccel/mark").touch()
-    worker = Worker(EchoCommand(), given, tmp_path, "mark", "")
+    worker = BatchWorker(EchoCommand(), given, tmp_path, "mark", "")
     assert worker.ready() == ""
     worker.batching.files = ("reference",)
     made = worker.make(Task(Item("a", {"text": "a", "reference": str(tmp_path / "none.wav")}), tmp_path / "a.txt"))
     assert "does not see" in made.error and "none.wav" in made.error
     given.model = "none"
-    assert Worker(EchoCommand(), given, tmp_path, "mark", "").ready() == "there is no such model"
+    assert BatchWorker(EchoCommand(), given, tmp_path, "mark", "").ready() == "there is no such model"

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from mmaccel.cluster.forwarding import RemoteEndpoint
-from mmaccel.cluster.streams import FarLine, Inboxes
+from mmaccel.cluster.streams import FarConnection, Inboxes
 from mmaccel.errors import PromptError
 from mmaccel.serve.app import ServerLimits
 from mmaccel.serve.endpoint import Endpoint
@@ -72,7 +72,7 @@ class Handle:
         self.listen = SimpleNamespace(remote=self._remote)
 
     def _remote(self, path, query, stream, inboxes):
-        said = FarLine(query, stream, inboxes).talked(Talk("talk", None, None).sockets()[path])
+        said = FarConnection(query, stream, inboxes).talked(Talk("talk", None, None).sockets()[path])
         return Said(self, said, self.ends.pop(0) if self.ends else None)
 
 

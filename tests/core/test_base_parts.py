@@ -147,8 +147,33 @@ def test_the_adapter_of_the_nearest_class_is_taken(monkeypatch):
     assert adapter.find_adapter(Base()).family == "base"
     adapter.adapters().clear()
     assert adapter.adapters()[-1] is OfSpecial, "what was read is a copy"
-    with pytest.raises(UnsupportedTargetError, match="no adapter for int; supported are .*Base, .*, Special, "):
-        adapter.find_adapter(1)
+    with pytest.raises(
+        UnsupportedTargetError,
+        match="no adapter for Specials: supported are Special, the classes on the page",
+    ):
+        adapter.find_adapter(type("Specials", (), {})())
+
+
+@pytest.mark.parametrize(
+    ("target", "instead"),
+    (
+        ("org/name", "no adapter for str: load the model first"),
+        ((Base(), "processor"), "no adapter for tuple: give the model alone, which is the first"),
+        (SimpleNamespace(_orig_mod=Base(), get_base_model=None), "compile it in place, with model.compile()"),
+        (SimpleNamespace(get_base_model=Base), r"give the model inside, model.get_base_model\(\)"),
+        (SimpleNamespace(model=Base()), "no adapter for SimpleNamespace: give its .model"),
+        (SimpleNamespace(model=3), "no adapter for SimpleNamespace: supported are the classes on"),
+        (1, "no adapter for int: supported are the classes on the page Model families"),
+    ),
+)
+def test_what_has_no_adapter_is_told_what_to_give_instead(monkeypatch, target, instead):
+    class OfBase(adapter.Adapter):
+        family, classes, modality = "base", ("Base",), "image"
+
+    monkeypatch.setattr(adapter, "_adapters", [*adapter.adapters(), OfBase])
+    with pytest.raises(UnsupportedTargetError, match=instead) as refused:
+        adapter.find_adapter(target)
+    assert len(str(refused.value)) < 250, "nobody reads that"
 
 
 class Quiet(modality.Modality):
@@ -182,7 +207,11 @@ def test_a_modality_is_listed_once_by_rank_and_name_and_loaded_once(quiet):
 
 def test_what_a_modality_is_unless_it_says_otherwise(quiet):
     one = quiet()
-    assert one.models() == ("tiny-quiet",) and one.recognizes("tiny-quiet") and not one.recognizes("tiny")
+    assert (
+        one.models() == one.tab_models() == ("tiny-quiet",)
+        and one.recognizes("tiny-quiet")
+        and not one.recognizes("tiny")
+    )
     assert one.target(("model", "processor")) == "model" and one.target("model") == "model"
     assert one.presets() == one.absent_presets() == one.benchmarks() == {} and one.rank == 100
 

@@ -7,6 +7,7 @@ import weakref
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +30,7 @@ from mmaccel.report import Report
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import EasyCache
 from mmaccel.video import examples as video_examples
-from mmaccel.vlm import SparsePrefill
+from mmaccel.vlm import HoliTom, SparsePrefill, SuffixDecoding
 
 FAST = SpeculativeJacobi(window=8)
 
@@ -141,6 +142,29 @@ def test_unknown_setting_suggests():
 def test_exactness_of_an_instance():
     assert SpeculativeJacobi().exact and not ZipAR().exact
     assert not GroupedSpeculative().exact and GroupedSpeculative(group_size=1).exact
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "plain"),
+    (
+        (ZipAR, {"window": np.int64(2)}, {"window": 2}),
+        (ZipAR, {"window": torch.tensor(2)}, {"window": 2}),
+        (EasyCache, {"threshold": np.float32(0.25)}, {"threshold": 0.25}),
+        (HoliTom, {"keep": np.float32(0.25)}, {"keep": 0.25}),  # whose check goes on to that of its base
+        (SuffixDecoding, {"longest": np.int64(9)}, {"longest": 9}),  # whose check is that of its base
+    ),
+)
+def test_numbers_of_numpy_and_torch_are_plain_settings(cls, given, plain):
+    made = cls(**given)
+    assert made == cls(**plain) == dataclasses.replace(cls(), **given)
+    assert json.loads(json.dumps(made.settings())) == cls(**plain).settings()
+
+
+def test_numbers_of_numpy_are_within_the_same_bounds():
+    with pytest.raises(SettingError, match=r"ZipAR\(window=0\): window must be"):
+        ZipAR(window=np.int64(0))
+    with pytest.raises(SettingError, match=r"ZipAR\(window=array\(\[2\]\)\)"):
+        ZipAR(window=np.array([2]))
 
 
 @pytest.mark.parametrize(
@@ -326,6 +350,21 @@ def test_a_session_that_is_moved_stays_the_session(janus):
     with mmaccel.accelerate(model, FAST) as fast:
         assert fast.to("cpu") is fast and fast.to(dtype=torch.float64).target is model
         assert next(model.parameters()).dtype == torch.float64
+        for name, given in (("eval", ()), ("train", (True,)), ("float", ()), ("cpu", ()), ("requires_grad_", (False,))):
+            assert getattr(fast, name)(*given) is fast, name
+        assert next(model.parameters()).dtype == torch.float32 and model.training
+        assert not next(model.parameters()).requires_grad
+    assert fast.eval() is fast and not model.training, "also where it is removed"
+
+
+def test_what_a_method_of_the_target_returns_is_returned(janus, monkeypatch):
+    model, _ = janus
+    with mmaccel.accelerate(model, FAST) as fast:
+        monkeypatch.setattr(model, "half", lambda: "another model", raising=False)
+        assert fast.half() == "another model" and fast.forward == model.forward
+    pipe, _ = video_examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, EasyCache()) as fast:
+        assert fast.to("cpu") is fast and not hasattr(fast, "eval"), "as the pipeline has none"
 
 
 def test_session_forwards_reads_and_calls(janus):

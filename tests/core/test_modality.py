@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import family_page
 import method_page
 import pages
 import preset_page
@@ -103,6 +104,14 @@ def test_the_documentation_has_pages_of_it(toy):
     assert reference_page.reference_pages()
 
 
+def test_the_page_of_families_shows_what_its_section_yields(toy, monkeypatch):
+    planned = list(family_page._section(get_modality("toy")))
+    assert planned[0] == "## Toys" and "| walker |" in planned[1]
+    toy.section = lambda planned: ["What ran.", *planned]
+    monkeypatch.setattr(toy.Toy, "families_section", "toy_modality")
+    assert list(family_page._section(get_modality("toy"))) == ["## Toys", "What ran.", *planned[1:]]
+
+
 def test_the_demo_has_a_tab_of_it(toy):
     pytest.importorskip("gradio")
     from mmaccel.demos import app
@@ -161,16 +170,35 @@ def test_a_clone_without_links_has_them_too(tmp_path):
 
 def test_no_table_of_modalities_is_left():
     """No collection in the core, the documentation or the demo has two of their names."""
-    folders = ["mmaccel", "docs/hooks", "demos/app", "tests/helpers"]
-    found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for folder in folders
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        if path.parent.resolve().is_relative_to(ROOT / folder)  # not through links
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if len(_names(node)) > 1
-    ]
+    nodes = nodes_below("mmaccel", "docs/hooks", "demos/app", "tests/helpers")
+    found = [f"{file}:{node.lineno}" for file, node in nodes if len(_names(node)) > 1]
     assert {place.partition(":")[0] for place in found} <= OTHER_TABLES, found
+
+
+def test_no_branch_asks_which_modality_it_is():
+    """A modality may know its own name; everything else asks its descriptor what it needs to know."""
+    found = [
+        f"{file}:{node.lineno}"
+        for file, node in nodes_below("mmaccel", "docs/hooks", "kernels", "demos", *NAMES)
+        if isinstance(node, ast.Compare) and compared_modalities(node) - {file.partition("/")[0]}
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("code", ("modality.name == 'video'", "'vlm' != adapter.modality", "name in ('speech',)"))
+def test_such_a_branch_is_seen(code):
+    assert compared_modalities(ast.parse(code, mode="eval").body)
+    of_a_file = code.replace("modality.name", "kind").replace("modality", "kind").replace("name", "kind")
+    assert not compared_modalities(ast.parse(of_a_file, mode="eval").body)
+
+
+def nodes_below(*folders):
+    """Every node of the code of these folders, with its file; not through links."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.parent.resolve().is_relative_to(ROOT / folder):
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                    yield path.relative_to(ROOT).as_posix(), node
 
 
 def _names(node):
@@ -178,6 +206,14 @@ def _names(node):
     members = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
     texts = [part.value for key in members if key for part in ast.walk(key) if isinstance(part, ast.Constant)]
     return {text for text in texts if text in NAMES}
+
+
+def compared_modalities(node):
+    """Names of modalities with which something named `name` or `modality` is compared."""
+    parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
+    named = {getattr(part, "attr", getattr(part, "id", None)) for part in parts}
+    texts = {part.value for part in parts if isinstance(part, ast.Constant)}
+    return texts & set(NAMES) if named & {"name", "modality"} else set()
 
 
 # Packages that import on demand

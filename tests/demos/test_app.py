@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageChops
 
 from mmaccel.cli import main as cli
-from mmaccel.demos.app import Limits, Models
+from mmaccel.demos.app import Frame, Limits, Models
 from mmaccel.demos.app.limits import number
 from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.runs import Run, Runs, Stopped, readable
@@ -65,7 +65,7 @@ def test_the_shown_code_draws_the_same_picture(models, tmp_path, monkeypatch, co
     request = image_request(temperature="0.8", compare=compare)
     drawn = draw(models, Run(), request)
     monkeypatch.chdir(tmp_path)
-    made = shown(image_code(request))
+    made = shown(image_code(request, models))
     # transformers' own way from pixels to a picture cuts off what ours rounds
     assert same(Image.open(tmp_path / "picture.png"), drawn.picture, levels=1)
     assert (made["fast"].report.speedup is not None) is compare
@@ -73,11 +73,20 @@ def test_the_shown_code_draws_the_same_picture(models, tmp_path, monkeypatch, co
     assert not same(other.picture, drawn.picture, levels=30), "the seed changes nothing"
 
 
+def test_the_shown_code_draws_in_the_dtype_of_the_demo(tmp_path, monkeypatch):
+    models, request = Models(dtype=torch.bfloat16), image_request()
+    drawn = draw(models, Run(), request)
+    monkeypatch.chdir(tmp_path)
+    made = shown(image_code(request, models))
+    assert made["model"].dtype == torch.bfloat16
+    assert same(Image.open(tmp_path / "picture.png"), drawn.picture, levels=1)
+
+
 def test_the_shown_code_films_the_same_clip(models, tmp_path, monkeypatch):
     request = video_request(compare=True, method="video.EasyCache")  # the preset picks steps from measured times
     shot = shoot(models, Run(), request)
     monkeypatch.chdir(tmp_path)
-    made = shown(video_code(request))
+    made = shown(video_code(request, models))
     assert len(shot.frames) == 5
     assert all(same(one, two) for one, two in zip(made["frames"], shot.frames, strict=True))
     with Image.open(tmp_path / "clip.webp") as clip:
@@ -85,13 +94,24 @@ def test_the_shown_code_films_the_same_clip(models, tmp_path, monkeypatch):
     assert made["fast"].report.speedup is not None
 
 
-def test_the_shown_code_is_the_public_api():
+def test_what_the_video_tab_says_of_tiny_far_works(models):
+    method, frames = re.search(r"(video\.\S+) and (\d+) frames", video_tab.FAR_NOTE).groups()
+    size = {"frames": frames, "height": "", "width": "", "guidance": ""}
+    fields = ("red heart stays", "balanced", "5", "tiny-far", method, "2")
+    shot = shoot(models, Run(), video_tab.asked(LIMITS, False, *fields, **size))
+    assert len(shot.frames) == int(frames) and shot.report.engaged and not shot.report.warnings
+    with gr.Blocks() as blocks:
+        video_tab.build(Frame(models))
+    assert any(getattr(block, "info", None) == video_tab.FAR_NOTE for block in blocks.blocks.values())
+
+
+def test_the_shown_code_is_the_public_api(models):
     """What README shows: no module of ours below the parts, for any model of the zoo."""
-    codes = [image_code(image_request(compare=True)), video_code(video_request(compare=True))]
+    codes = [image_code(image_request(compare=True), models), video_code(video_request(compare=True), models)]
     for code in codes:
         ours = re.findall(r"^from (mmaccel[\w.]*) import", code, re.MULTILINE)
         assert set(ours) == {"mmaccel"} and "zoo.load(" in code and "fast.baseline()" in code
-    code = image_code(image_request(model="folder/own", guidance="2", compare=True))
+    code = image_code(image_request(model="folder/own", guidance="2", compare=True), models)
     assert "generation.load('folder/own')" in code and "guidance=2.0" in code and "fast.baseline()" in code
 
 

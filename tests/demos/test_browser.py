@@ -101,7 +101,10 @@ def test_the_video_tab_compares_and_reports_at_phone_width(visit):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     clip = panel.locator("video")
     wait_until(lambda: clip.evaluate("v => v.videoWidth") > 2 * 250)  # both clips side by side
-    assert "frames = fast('rocket moves up', num_inference_steps=6" in panel.locator(".cm-content").last.inner_text()
+    assert (
+        "frames = fast(prompt='rocket moves up', num_inference_steps=6"
+        in panel.locator(".cm-content").last.inner_text()
+    )
 
 
 def test_the_canvas_tab_starts_from_a_card_or_an_upload(visit, tmp_path):
@@ -179,6 +182,20 @@ def test_who_leaves_or_stops_frees_the_model(visit, frame, caplog, leave):
     say(panel, Prompt="rocket moves up", Steps="4", Frames="5", Height="32", Width="32")
     run(panel, "Accelerated")
     panel.get_by_text("No speed-up is claimed").wait_for()
+
+
+def test_stop_also_ends_what_waits(visit, frame):
+    panel = tab(visit(), "Video")
+    say(panel, Prompt="rocket moves up", Steps="100")
+    run(panel, "Compare")
+    panel.get_by_text("First the plain model").wait_for()
+    run(panel, "Accelerated")
+    wait_until(lambda: frame.runs.count() == 2)
+    run(panel, "Stop")
+    panel.get_by_text("The run was stopped").wait_for()
+    wait_until(lambda: frame.runs.count() == 0)
+    time.sleep(1)
+    assert panel.get_by_text("The run was stopped").is_visible() and panel.locator(".race").count() == 0
 
 
 def test_a_page_starts_small_and_a_card_lets_both_runs_race(visit, frame):

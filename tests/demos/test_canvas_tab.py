@@ -4,16 +4,18 @@ import contextlib
 import io
 
 import gradio as gr
+import numpy as np
 import pytest
+from PIL import ExifTags, Image
 
 from mmaccel.canvas.generation import example
-from mmaccel.demos.app import Frame, Limits
+from mmaccel.demos.app import Frame, Limits, Models
 from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.tabs import canvas_tab
 from mmaccel.demos.app.tabs.canvas_run import CanvasRequest
 from mmaccel.demos.app.tabs.choice import Choice
-from mmaccel.errors import MmaccelError, PromptError, SettingError, UnsupportedTargetError
+from mmaccel.errors import MmaccelError, PromptError, SettingError, UnknownNameError, UnsupportedTargetError
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,24 @@ def test_the_shown_code_fills_the_same_text(frame, results, picture, monkeypatch
     assert "both measured" in printed.getvalue()
 
 
+def test_the_shown_code_turns_a_photograph_as_the_tab_does(frame, results, picture, monkeypatch):
+    monkeypatch.chdir(picture.parent)
+    turned = Image.open(picture)
+    data = turned.getexif()
+    data[ExifTags.Base.Orientation] = 6
+    turned.transpose(Image.Transpose.ROTATE_90).save(picture, exif=data)
+    *_, code = ask(frame, results, picture, compare=False)
+    names = {}
+    exec(code, names)
+    assert np.array_equal(names["picture"], np.asarray(example()))
+
+
+def test_a_model_that_draws_is_offered_by_its_operator_alone(results, picture):
+    assert Frame().models.names("canvas") == ["tiny-canvas"]
+    with pytest.raises(UnsupportedTargetError, match="draws pictures, and cannot be asked about one"):
+        ask(Frame(Models({"canvas": ["tiny-amused"]})), results, picture, model="tiny-amused")
+
+
 def test_fields_reach_the_request_within_their_bounds():
     made = canvas_tab.asked(Limits(), True, "/x/a.png", " b ", "fast", "7", "m", "", "9", "0.5")
     assert made == CanvasRequest("b", Choice("m", "fast", (), 7), "a.png", 9, 0.5, True)
@@ -80,7 +100,7 @@ def test_fields_reach_the_request_within_their_bounds():
         ({"question": " "}, PromptError, "the question is empty"),
         ({"path": ""}, PromptError, "no picture yet"),
         ({"path": __file__}, SettingError, "it is none, or is damaged"),
-        ({"model": "tiny-amused"}, UnsupportedTargetError, "draws pictures"),
+        ({"model": "tiny-amused"}, UnknownNameError, "did you mean 'tiny-canvas'"),
         ({"method": "canvas.FactorComit"}, MmaccelError, "FactorCommit"),
     ),
 )

@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -164,14 +166,47 @@ def test_the_memory_of_all_velocities_is_told():
 def test_the_pack_is_installed_anew_into_a_comfyui(tmp_path):
     with pytest.raises(SettingError, match="has no folder custom_nodes: give the folder of ComfyUI"):
         install(tmp_path)
-    (tmp_path / "custom_nodes" / "mmaccel").mkdir(parents=True)
-    (tmp_path / "custom_nodes" / "mmaccel" / "old.py").touch()
+    (tmp_path / "custom_nodes").mkdir()
+    (install(tmp_path) / "old.py").touch()
     place = install(tmp_path)
+    assert [path.name for path in place.parent.iterdir()] == ["mmaccel"], "what was on the way is left there"
     found = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
     flows = [f"example_workflows/{path.name}" for path in (PACK / "example_workflows").iterdir()]
     assert found == sorted(["__init__.py", "nodes.py", "pyproject.toml", *flows]) and len(flows) == 2
     compile((place / "nodes.py").read_text(), "nodes.py", "exec")
     assert "comfy_entrypoint" in (place / "__init__.py").read_text()
+
+
+@pytest.mark.parametrize(
+    "lies_there", ("a clone", "a clone of the pack", "a link", "a lost link", "another pack", "a file")
+)
+def test_only_an_earlier_copy_is_replaced(tmp_path, lies_there):
+    place, elsewhere = tmp_path / "custom_nodes" / "mmaccel", tmp_path / "elsewhere"
+    place.parent.mkdir()
+    if "link" in lies_there:
+        if lies_there == "a link":
+            shutil.copytree(PACK, elsewhere)
+        place.symlink_to(elsewhere)
+    elif lies_there == "a file":
+        place.touch()
+    elif lies_there == "a clone of the pack":
+        (install(tmp_path) / ".git").mkdir()
+    else:
+        place.mkdir()
+        (place / "pyproject.toml").write_text('[project]\nname = "mmaccel"\n' if lies_there == "a clone" else "")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SettingError, match="mmaccel is not an earlier copy of these nodes: move it away"):
+        install(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_copy_that_fails_leaves_the_nodes_that_were_there(tmp_path, monkeypatch):
+    (tmp_path / "custom_nodes").mkdir()
+    before = sorted(install(tmp_path).rglob("*"))
+    monkeypatch.setattr(install.__globals__["shutil"], "copytree", mock.Mock(side_effect=OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        install(tmp_path)
+    assert before == sorted((tmp_path / "custom_nodes" / "mmaccel").rglob("*"))
 
 
 def test_the_command_says_what_it_did(tmp_path):

@@ -24,7 +24,7 @@ from starlette.websockets import WebSocketDisconnect
 from mmaccel.cli import demo as demo_commands
 from mmaccel.cli import main as cli
 from mmaccel.demos import app
-from mmaccel.demos.app.door import Door
+from mmaccel.demos.app.door import DemoDoor
 from mmaccel.demos.app.limits import Limits
 from mmaccel.demos.app.served import take_only_uploads
 from mmaccel.demos.app.uploads.quota import LEAST, OVERHEAD, Quota
@@ -50,7 +50,7 @@ def behind(wrap):
 
 @pytest.fixture
 def door():
-    return behind(lambda app: Door(app, ["demo.example.org", "192.168.7.7:80"]))
+    return behind(lambda app: DemoDoor(app, ["demo.example.org", "192.168.7.7:80"]))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_server_itself_is_let_through():
     async def inner(scope, receive, send):
         seen.append(scope["type"])
 
-    for wrapped in (Door(inner), Quota(inner, ".", Limits())):
+    for wrapped in (DemoDoor(inner), Quota(inner, ".", Limits())):
         asyncio.run(wrapped({"type": "lifespan"}, None, None))
     assert seen == ["lifespan", "lifespan"]
 

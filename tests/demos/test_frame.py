@@ -14,8 +14,8 @@ from mmaccel.demos.app import Frame, Limits, Models
 from mmaccel.demos.app import models as shared_models
 from mmaccel.demos.app import runs as runs_module
 from mmaccel.demos.app.limits import number
-from mmaccel.demos.app.looks import panels, race
-from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN, Race, Scoreboard, embedded
+from mmaccel.demos.app.looks import board, panels
+from mmaccel.demos.app.looks.board import ACCELERATED, PLAIN, Progress, Scoreboard, embedded
 from mmaccel.demos.app.runs import LONGEST_MESSAGE, Run, Runs, Stopped, readable
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.report import Report
@@ -164,12 +164,38 @@ def test_work_that_waits_is_never_begun_for_who_left():
     assert not seen and frame.runs.count() == 0
 
 
-def test_who_leaves_is_forgotten_by_all_tabs():
+def test_who_stops_ends_all_that_they_run_await_or_say():
     frame, gone = Frame(), []
-    frame.goodbyes.extend((lambda who: gone.append(("one", who)), lambda who: gone.append(("two", who))))
+    frame.ends.extend((lambda who: gone.append(("one", who)), lambda who: gone.append(("two", who))))
     with frame.runs.begin("a", lambda *_: None) as run:
-        frame.leave(request("a"))
+        frame.stop(request("a"))
     assert run.stopped and gone == [("one", "a"), ("two", "a")]
+
+
+def test_a_stop_ends_what_waits_at_once_and_nobody_else_s():
+    frame, go, begun = Frame(), threading.Event(), []
+    (first,) = handler(frame, lambda run: go.wait(10) and run.check())
+    (next_one,) = handler(frame, lambda run, who: begun.append(who) or ["a", "b"])
+    running, waiting, other = first(request("a")), next_one(request("a"), "a"), next_one(request("b"), "b")
+    assert [frame.runs.count() for one in (running, waiting, other) if next(one)] == [1, 2, 3]
+    assert "Waiting for another run" in next(waiting)[0]
+    frame.stop(request("a"))
+    assert "The run was stopped." in list(waiting)[-1][0] and not go.is_set(), "it waits for its turn to end"
+    assert frame.runs.count() == 2
+    go.set()
+    assert "The run was stopped." in list(running)[-1][0]
+    assert list(other)[-1] == ["a", "b"] and begun == ["b"] and frame.runs.count() == 0
+
+
+def test_only_so_many_wait():
+    frame, go = Frame(limits=Limits(waiting=1)), threading.Event()
+    (start,) = handler(frame, lambda run: go.wait(10) and ["a", "b"])
+    one, two, three = (start(request()) for _ in range(3))
+    next(one), next(two)
+    ((board, rest),) = three
+    assert "no more than 1 runs may wait" in board and rest == gr.skip()
+    go.set()
+    assert list(one)[-1] == list(two)[-1] == ["a", "b"] and list(start(request()))[-1] == ["a", "b"]
 
 
 def test_a_stop_is_said_on_the_board_and_the_rest_stays(caplog):
@@ -196,7 +222,7 @@ def opened(monkeypatch):
             raise SettingError("damaged")
         return object()
 
-    modality = types.SimpleNamespace(open=open_, models=lambda: ["small"])
+    modality = types.SimpleNamespace(open=open_, tab_models=lambda: ["small"])
     monkeypatch.setattr(shared_models, "get_modality", lambda kind: modality)
     return calls
 
@@ -328,27 +354,27 @@ def test_results_are_hidden_until_a_run_ends():
 
 
 def test_a_stage_is_said_in_words(monkeypatch):
-    racing = Race()
-    racing.tell(0.0, "load")
-    assert race.SAID["load"] in racing.page()
-    racing.tell(None, "read")
-    assert "Read ..." in racing.page() and racing.share("read", 0.0) == 0
-    racing.tell(0.0, ACCELERATED)
-    assert '<p class="said"></p>' in racing.page(), "there is no plain run to speak of"
-    both = Race((PLAIN, ACCELERATED))
+    progress = Progress()
+    progress.tell(0.0, "load")
+    assert board.SAID["load"] in progress.page()
+    progress.tell(None, "read")
+    assert "Read ..." in progress.page() and progress.share("read", 0.0) == 0
+    progress.tell(0.0, ACCELERATED)
+    assert '<p class="said"></p>' in progress.page(), "there is no plain run to speak of"
+    both = Progress((PLAIN, ACCELERATED))
     both.tell(0.0, ACCELERATED)
-    assert race.SAID[ACCELERATED] in both.page()
+    assert board.SAID[ACCELERATED] in both.page()
 
 
 def test_bars_go_on_from_where_they_were(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(race.time, "perf_counter", lambda: now[0])
-    racing = Race()
-    racing.tell(0.0, ACCELERATED)
+    monkeypatch.setattr(board.time, "perf_counter", lambda: now[0])
+    progress = Progress()
+    progress.tell(0.0, ACCELERATED)
     for share, start in ((0.25, 0.0), (0.75, 25.0)):
         now[0] += 1
-        racing.tell(share, ACCELERATED)
-        assert f"--from:{start:.1f}%;--to:{100 * share:.1f}%" in racing.page()
+        progress.tell(share, ACCELERATED)
+        assert f"--from:{start:.1f}%;--to:{100 * share:.1f}%" in progress.page()
 
 
 def test_a_scoreboard_tells_units_and_who_won():
@@ -370,11 +396,11 @@ def test_pictures_of_a_page_are_small_and_those_of_others_stay():
 
 def test_films_and_words_have_their_bounds():
     picture = Image.new("RGB", (8, 8))
-    assert race.film([(PLAIN, picture, [0.1] * race.MOST_CELLS)], 2)
-    assert race.film([(PLAIN, picture, [])], 2) == ""
-    assert race.ratio(2.0, 1.0, "less", "more") == "2.0x less" and race.ratio(1.0, 2.0, "less", "more") == "2.0x more"
-    assert race.ratio(1.0, 1.0, "less", "more") == "the same"
-    assert race.notice("<t>", "<b>m</b>").count("&lt;t&gt;") == 1 and "<b>m</b>" in race.notice("", "<b>m</b>")
+    assert board.film([(PLAIN, picture, [0.1] * board.MOST_CELLS)], 2)
+    assert board.film([(PLAIN, picture, [])], 2) == ""
+    assert board.ratio(2.0, 1.0, "less", "more") == "2.0x less" and board.ratio(1.0, 2.0, "less", "more") == "2.0x more"
+    assert board.ratio(1.0, 1.0, "less", "more") == "the same"
+    assert board.notice("<t>", "<b>m</b>").count("&lt;t&gt;") == 1 and "<b>m</b>" in board.notice("", "<b>m</b>")
 
 
 def test_the_page_asks_no_other_server_for_fonts():

@@ -118,7 +118,7 @@ def test_earlier_turns_are_told_only_where_asked(clip):
     told = question_tab.asked(Limits(), talk, False, *values, True)
     assert len(conversation(alone)) == 1 and len(conversation(told)) == 3
     assert conversation(told)[0]["content"][0] == {"type": "video"}
-    assert alone.frames == 32 and "read_video('my clip.mp4'" in question_code(alone)
+    assert alone.frames == 32 and "read_video('my clip.mp4'" in question_code(alone, Frame().models)
 
 
 def test_differences_are_marked_and_escaped():

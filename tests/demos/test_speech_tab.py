@@ -26,7 +26,7 @@ from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.limits import Limits
 from mmaccel.demos.app.looks import panels
 from mmaccel.demos.app.runs import Run, Stopped
-from mmaccel.demos.app.tabs import live_words, microphone, speech_tab
+from mmaccel.demos.app.tabs import live_words, microphone, speech_run, speech_tab
 from mmaccel.demos.app.tabs.live_words import LiveWords
 from mmaccel.demos.app.tabs.speech_run import PartialTranscript, _report
 from mmaccel.demos.app.uploads.reading import read_recording
@@ -98,7 +98,7 @@ def test_comparing_counts_what_drafts_save(frame, short):
 def test_a_language_and_names_are_told_or_refused(frame, short):
     request = speech_tab.asked(Limits(), False, str(short), *SETTINGS, " de ", "Molloy")
     assert request.told() == {"language": "de", "prompt": "Molloy"}
-    assert ", language='de', prompt='Molloy')" in speech_tab.speech_code(request)
+    assert ", language='de', prompt='Molloy')" in speech_tab.speech_code(request, frame.models)
     with pytest.raises(SettingError, match="language='de': MoonshineForConditionalGeneration takes none"):
         transcribe(frame, short, settings=(*SETTINGS, "de", ""))
     with pytest.raises(PromptError, match="the prompt has 3000 characters"):
@@ -202,7 +202,7 @@ def test_a_visitor_who_leaves_is_forgotten(recording):
     browser = Browser(frame, "leaving")
     browser.send(np.zeros(1600))
     thread = browser.listening._thread
-    frame.leave(types.SimpleNamespace(session_hash="leaving"))
+    frame.stop(types.SimpleNamespace(session_hash="leaving"))
     thread.join(60)
     assert browser.listening.over and not thread.is_alive()
     browser.send(np.zeros(1600))
@@ -213,10 +213,24 @@ def test_a_visitor_who_leaves_is_forgotten(recording):
     assert gone() is None and not browser.microphone.speakers
 
 
+def test_who_waits_for_the_model_may_stop(monkeypatch):
+    frame = Frame()
+    shared = frame.models._find("speech", "moonshine-tiny")
+    monkeypatch.setattr(speech_run, "names", lambda: ())  # nothing to convert
+    with shared.lock:  # another visitor's run
+        browser = Browser(frame)
+        wait(lambda: "wait" in browser.listening.run._stage)
+        frame.stop(types.SimpleNamespace(session_hash="a"))
+        browser.listening._thread.join(10)
+        assert not browser.listening._thread.is_alive() and browser.listening.over
+    browser.send(np.zeros(1600))
+    assert browser.answer["over"] and not list(browser.microphone.finish(browser.listening))
+
+
 def test_a_browser_that_is_gone_holds_no_thread(monkeypatch):
     monkeypatch.setattr(microphone, "GONE", 0.05)
     recognizer = types.SimpleNamespace(stream=lambda **_: contextlib.nullcontext(types.SimpleNamespace(stats=None)))
-    listening = microphone.Listening(lambda _: recognizer, types.SimpleNamespace(update_interval=0.5), most=300)
+    listening = microphone.Listening(lambda *_: recognizer, types.SimpleNamespace(update_interval=0.5), most=300)
     listening._thread.join(10)
     assert listening.over and not listening._thread.is_alive() and not listening._error
 
@@ -355,7 +369,7 @@ def test_what_the_visitor_chose_reaches_the_stream(noted):
 def test_words_are_shown_once_the_stream_is_there(noted):
     assert microphone.Microphone(Frame(), speech_tab.asked, end).hear({}, None)[0]["over"], "there is nobody"
     load, listening = threading.Event(), None
-    listening = microphone.Listening(lambda _: load.wait(10) and noted, types.SimpleNamespace(update_interval=1), 300)
+    listening = microphone.Listening(lambda *_: load.wait(10) and noted, types.SimpleNamespace(update_interval=1), 300)
     hear = microphone.Microphone(Frame(), speech_tab.asked, end).hear
     message = {"rate": RATE, "sound": ""}
     assert not isinstance(hear(message, listening)[1], str), "the model is being loaded"

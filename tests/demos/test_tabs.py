@@ -12,8 +12,8 @@ from mmaccel.demos import app
 from mmaccel.demos.app import Frame, Limits, Models, build
 from mmaccel.demos.app.frame import QUEUE
 from mmaccel.demos.app.looks import panels
+from mmaccel.demos.app.looks.board import ACCELERATED, PLAIN
 from mmaccel.demos.app.looks.gallery import Card, gallery, sample
-from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN
 from mmaccel.demos.app.runs import Run
 from mmaccel.demos.app.tabs import (
     canvas_tab,
@@ -41,6 +41,7 @@ from mmaccel.video.generation import VideoSettings
 from mmaccel.vlm import EagleDraft
 
 LIMITS = Limits()
+HERE = Models()
 COMMON = ["Preset", "Seed", "Model", "Own methods, instead of the preset"]
 FIELDS = {
     image_tab: ["Prompt", *COMMON, "Guidance scale", "Temperature", "Top-k"],
@@ -111,7 +112,7 @@ def test_every_button_passes_on_all_fields(tab, monkeypatch):
     compares = {}
     for event in heavy:
         assert labels(event.inputs) == FIELDS[tab] and labels(event.outputs) == SHOWN[tab]
-        assert (event.concurrency_limit, event.trigger_mode) == (1, "once")
+        assert (event.concurrency_limit, event.trigger_mode) == (None, "once")
         assert [part.label for part in event.show_progress_on] == ["Race"]
         *_, last = event.fn(types.SimpleNamespace(session_hash="a"), "the", "fields")
         assert last == ["done"] and seen[-1][0] is frame and seen[-1][-2:] == ("the", "fields")
@@ -276,36 +277,66 @@ def test_the_code_of_models_from_elsewhere():
     """With what was asked for, and without a plain run where none was made."""
     values = ("own/pipe", "image.ZipAR:window=2\nvideo.EasyCache", "5", "9", "32", "48", "2.5")
     for compare in (False, True):
-        shown = code.video_code(video_tab.asked(LIMITS, compare, "a", "fast", "7", *values))
+        shown = code.video_code(video_tab.asked(LIMITS, compare, "a", "fast", "7", *values), HERE)
         assert "generation.load('own/pipe')" in shown and "zoo" not in shown
         assert "from mmaccel import image, video" in shown and "manual_seed(7)" in shown
         assert ("fast.baseline()" in shown) is compare
         for part in ("num_inference_steps=5", "num_frames=9", "height=32", "width=48", "guidance_scale=2.5"):
             assert part in shown
         values_ = ("own/pipe", "", "1.5", "0.7", "9")
-        drawn = code.image_code(image_tab.asked(LIMITS, compare, "a", "fast", "7", *values_))
+        drawn = code.image_code(image_tab.asked(LIMITS, compare, "a", "fast", "7", *values_), HERE)
         assert "ImageSettings(seed=7, guidance=1.5, temperature=0.7, top_k=9)" in drawn
         assert "preset='fast'" in drawn and ("fast.baseline()" in drawn) is compare
         talk = question_tab.Talk("c", [("q", "two")])
         fields = ("/x/my.mp4", "b", "fast", "7", "own/vlm", "", "5", "6")
-        told = code.question_code(question_tab.asked(LIMITS, talk, compare, *fields, compare))
+        told = code.question_code(question_tab.asked(LIMITS, talk, compare, *fields, compare), HERE)
         assert told.count("from_pretrained('own/vlm')") == 2 and "zoo" not in told
         assert f"read_video('my.mp4', frames=5, max_side={LIMITS.side})" in told
         assert told.count("max_new_tokens=6") == 1 + compare and ("'two'" in told) is compare
     own = code.question_code(
-        question_tab.asked(LIMITS, talk, False, "c", "b", "fast", "", "tiny-onevision", "", "", "", 0)
+        question_tab.asked(LIMITS, talk, False, "c", "b", "fast", "", "tiny-onevision", "", "", "", 0), HERE
     )
     assert "zoo.load('tiny-onevision')" in own and "text='b'" in own and "from_pretrained" not in own
 
 
 def test_the_code_of_speech():
     spoken = speech_tab.asked(LIMITS, False, "", "align-att", "moonshine-tiny", "0.7", "energy", "0.9", "12")
-    shown = code.speech_code(spoken)
+    shown = code.speech_code(spoken, HERE)
     assert "speech.load('moonshine-tiny')" in shown and "policy=speech.AlignAtt()" in shown
     assert "update_interval=0.7" in shown and "silence=0.9" in shown and "longest=12" in shown
     assert "read_audio('talk.wav')" in shown and "or what a microphone gives" in shown
-    heard = code.speech_code(speech_tab.asked(LIMITS, False, "a/b.wav", "align-att", "m", "", "energy", "", ""))
+    heard = code.speech_code(speech_tab.asked(LIMITS, False, "a/b.wav", "align-att", "m", "", "energy", "", ""), HERE)
     assert "read_audio('b.wav')" in heard and "microphone" not in heard
+
+
+def test_the_code_runs_where_the_demo_runs():
+    """On its device, in its dtype, with inputs and numbers from there; a clip's noise comes from the CPU anyway."""
+    there = Models(device="cuda:1", dtype=torch.bfloat16)
+    place, talk = "'cuda:1', torch.bfloat16", question_tab.Talk()
+    asked = ("a", "fast", "7")
+    for model in ("tiny-janus", "own/model"):
+        drawn = code.image_code(image_tab.asked(LIMITS, True, *asked, model, "", "", "", ""), there)
+        assert f"generation.load('own/model', {place})" in drawn or f"model.to({place})" in drawn
+    drawn = code.image_code(image_tab.asked(LIMITS, True, *asked, "tiny-janus", "", "", "", ""), there)
+    assert "torch.Generator('cuda:1')" in drawn and drawn.count(".to('cuda:1')") == 1 and ".cpu()" in drawn
+    filmed = [
+        code.video_code(video_tab.asked(LIMITS, True, *asked, model, *[""] * 6), there)
+        for model in ("tiny-wan", "own/model")
+    ]
+    assert f"\npipe.to({place})\n" in filmed[0] and f"generation.load('own/model', {place})" in filmed[1]
+    assert all("torch.Generator()" in one for one in filmed)
+    told = [
+        code.question_code(question_tab.asked(LIMITS, talk, True, "c", *asked, model, "", "", "", 0), there)
+        for model in ("tiny-onevision", "own/model")
+    ]
+    assert f"\nmodel.to({place})\n" in told[0] and "return_tensors=\"pt\").to('cuda:1')" in told[0]
+    assert "from_pretrained('own/model', dtype=torch.bfloat16).to('cuda:1')" in told[1]
+    filled = code.canvas_code(canvas_tab.asked(LIMITS, True, "c", *asked, "tiny-canvas", "", "", ""), there)
+    assert f"\npipe.model.to({place})\n" in filled
+    heard = code.speech_code(speech_tab.asked(LIMITS, False, "", "align-att", "m", "", "energy", "", ""), there)
+    assert f"speech.load('m', {place})" in heard
+    for made in (drawn, *filmed, *told, filled, heard):
+        assert "import torch\n" in made and compile(made, "shown", "exec")
 
 
 def test_a_picture_alone_or_both_in_the_slider():

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mmaccel.vlm.multi_view_example import Attention, Block
+from mmaccel.vlm.multi_view_example import Attention, ViewBlock
 
 WIDTH, HEADS, PATCH, REGISTERS = 32, 2, 4, 5
 
@@ -18,7 +18,7 @@ class Backbone(nn.Module):
         self.pretrained.num_register_tokens = 0
         self.pretrained.cls_token = nn.Parameter(torch.randn(1, 1, WIDTH))
         self.pretrained.embed = nn.Conv2d(3, WIDTH, PATCH, PATCH)
-        self.pretrained.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(6))
+        self.pretrained.blocks = nn.ModuleList(ViewBlock(WIDTH, HEADS) for _ in range(6))
 
     def forward(self, x):
         batch, views = x.shape[:2]
@@ -69,7 +69,7 @@ class Pi3Attention(Attention):
         return super().forward(x, xpos)
 
 
-class Pi3Block(Block):
+class Pi3Block(ViewBlock):
     def __init__(self):
         super().__init__(WIDTH, HEADS)
         self.attn = Pi3Attention(WIDTH, HEADS)

@@ -34,7 +34,7 @@ DOCS = ROOT / "docs"
 _load = cache(zoo.load)  # commands share no model with Python, as processes of their own
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LAUNCHERS = ("accelerate", "torchrun")
-HUB_ID = re.compile(r"""(?:from_pretrained\(\s*["']|--model )[\w.-]+/""")
+HUB_ID = re.compile(r"""(?:from_pretrained\(\s*["']|pipeline\("[\w-]+", "|--model )[\w.-]+/""")
 SHELL = ("bash", "console")
 # The same code, and the same command, with less work.
 SMALLER = {

@@ -13,6 +13,7 @@ from mmaccel import zoo
 from mmaccel.cli import main as cli
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, examples, generation, pictures
+from mmaccel.image import painter as painters
 from mmaccel.image.generation import ImageSettings
 from mmaccel.image.modality import Image as Modality
 
@@ -60,7 +61,7 @@ def test_every_setting_reaches_generate():
 @pytest.mark.parametrize("target", ("plain", "fast"))
 def test_a_bar_counts_tokens_to_the_end(target, monkeypatch):
     """The plain model has no callback: its passes are counted, and nothing is left on it."""
-    monkeypatch.setattr(generation, "tqdm", Bar)
+    monkeypatch.setattr(painters, "tqdm", Bar)
     Bar.made.clear()
     painter = TinyPainter()
     inner = painter.target.model.language_model
@@ -89,7 +90,7 @@ def test_the_seed_decides_and_the_global_state_stays():
 def test_tokens_are_timed_without_their_pictures(monkeypatch):
     painter = TinyPainter()
     monkeypatch.setattr(painter, "generate", lambda *_: torch.zeros(1, LENGTH, dtype=torch.long))
-    monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=iter((10.0, 13.0)).__next__))
+    monkeypatch.setattr(painters, "time", SimpleNamespace(perf_counter=iter((10.0, 13.0)).__next__))
     painted = painter.paint(painter.target, ["a"], ImageSettings())
     assert painted.token_seconds == 3.0
     assert len(painted.pictures) == 1 and painted.tokens.shape == (1, LENGTH)
@@ -106,7 +107,7 @@ def compared(monkeypatch, tmp_path, capsys):
         return [Image.new("RGB", (64, 64), "red" if len(painted) == 1 else "blue")]
 
     monkeypatch.setattr(generation, "load", lambda *_: painter)
-    monkeypatch.setattr(generation, "tqdm", Bar)
+    monkeypatch.setattr(painters, "tqdm", Bar)
     monkeypatch.setattr(painter, "pictures", decode)
     monkeypatch.setattr(painter, "paint", lambda *given: painted.append(paint(*given)) or painted[-1])
     monkeypatch.setattr(pictures, "side_by_side", lambda found, texts: labels.extend(texts) or beside(found, texts))
@@ -279,10 +280,10 @@ def test_a_model_of_clips_draws_no_pictures():
 
 def test_passes_of_emu3_are_counted_too(monkeypatch):
     """Its language model has another name, and its configuration tells no number of tokens."""
-    monkeypatch.setattr(generation, "tqdm", Bar)
+    monkeypatch.setattr(painters, "tqdm", Bar)
     Bar.made.clear()
     model, _ = examples.emu3()
-    with generation.counted(model, "plain"):
+    with painters.counted(model, "plain"):
         for _ in range(2):
             model.model.text_model(input_ids=torch.tensor([[1, 5]]))
     (bar,) = Bar.made
@@ -353,6 +354,22 @@ def test_pictures_of_emu3_begin_behind_the_prompt():
     (picture,) = painter.pictures(torch.arange(10)[None], painter.inputs(["fox"], ImageSettings()))
     assert seen["tokens"].tolist() == [list(range(2, 10))] and seen["size"] == (2, 3)
     assert picture.size == (24, 16), "width first"
+
+
+@torch.no_grad()
+def test_a_painter_tells_the_size_of_its_pictures():
+    janus = TinyPainter()
+    assert janus.size() == janus.pictures(torch.zeros(1, LENGTH, dtype=torch.long), {})[0].size
+    model, arguments = examples.emu3()
+    emu3 = generation.Emu3Painter("emu3", model, None)
+    inputs = {**arguments(1), "image_sizes": torch.tensor([[2, 3]])}
+    emu3.inputs = lambda prompts, settings: inputs
+    tokens = torch.cat(
+        [inputs["input_ids"], torch.full((1, 2 * (3 + 1) + 3), 8)], 1
+    )  # ends of rows, and of the picture
+    assert emu3.size() == emu3.pictures(tokens, inputs)[0].size
+    amused = Modality().open("tiny-amused")
+    assert amused.size() == amused.pictures(torch.zeros(1, 16, 16, dtype=torch.long), {})[0].size
 
 
 def test_pixels_are_clipped_and_cut_off():

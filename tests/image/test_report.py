@@ -47,6 +47,20 @@ def test_a_report_counts_what_was_done(method, monkeypatch):
         assert 3 * (LENGTH - 1) <= stats["emitted"] < 3 * (LENGTH + method.window)
 
 
+def test_a_preset_says_where_rows_are_wider_than_measured():
+    model, arguments = examples.emu3(rows=2, columns=23)  # and a token that closes each row
+    for chosen, remarks in (({"preset": "balanced"}, 1), ({"preset": "exact"}, 0), ({}, 0)):
+        methods = () if chosen else (ZipAR(window=4),)
+        with mmaccel.accelerate(model, *methods, **chosen) as fast:
+            fast.generate(**arguments(), generator=seed())
+            told = [line for line in fast.report.warnings if "rows of 16 tokens, and a row has 24" in line]
+            assert len(told) == remarks and all("image.ZipAR(window=6)" in line for line in told)
+    model, arguments = examples.emu3(rows=2, columns=15)
+    with mmaccel.accelerate(model, preset="fast") as fast:
+        fast.generate(**arguments(), generator=seed())
+        assert fast.report.engaged and not fast.report.warnings
+
+
 def test_progress_follows_the_slowest_picture():
     """A share that is done of one picture of the batch alone is not done."""
     model, arguments = examples.janus()

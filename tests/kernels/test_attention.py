@@ -7,6 +7,7 @@ import torch
 
 from mmaccel import kernels
 from mmaccel.kernels import BlockPlan
+from mmaccel.kernels.native.merge_states import merge_states
 from mmaccel.kernels.plan import block_coverage
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
@@ -335,12 +336,12 @@ def test_merge_states(dtype):
     q, k, v = tensors(dtype)
     parts = [kernels.block_sparse_attention(q, x, y) for x, y in zip(k.split(50, 2), v.split(50, 2), strict=True)]
     nothing = (torch.full_like(q, torch.nan), torch.full(q.shape[:3], -torch.inf))
-    output, lse = kernels.merge_states(*(torch.stack(x) for x in zip(*parts, nothing, strict=True)))
+    output, lse = merge_states(*(torch.stack(x) for x in zip(*parts, nothing, strict=True)))
     with kernels.backend("reference"):
         expected, expected_lse = kernels.block_sparse_attention(q.double(), k.double(), v.double())
     torch.testing.assert_close(output.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     torch.testing.assert_close(lse, expected_lse, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    empty, empty_lse = kernels.merge_states(nothing[0][None], nothing[1][None])
+    empty, empty_lse = merge_states(nothing[0][None], nothing[1][None])
     assert not empty.any() and (empty_lse == -torch.inf).all()
 
 

@@ -205,11 +205,6 @@ def test_small_ops_name_the_argument():
         ("n", kernels.residual_sample, (q, q, torch.tensor([0, 3]), 0)),
         ("n", kernels.residual_sample, (P, q, torch.tensor([0, 4]), 0)),
         ("seed", kernels.residual_sample, (P, q, torch.tensor([0, 3]), -1)),
-        ("lse", kernels.merge_states, (torch.zeros(2, 3, 4), torch.zeros(2, 4))),
-        ("lse", kernels.merge_states, (torch.zeros(2, 3, 4), torch.zeros(2, 3).double())),
-        ("lse", kernels.merge_states, (torch.zeros(2, 3, 4), torch.zeros(2, 3, device="meta"))),
-        ("output", kernels.merge_states, (torch.zeros(4), torch.zeros(()))),
-        ("output", kernels.merge_states, (torch.zeros(0, 3, 4), torch.zeros(0, 3))),
     )
     for name, op, arguments in cases:
         with pytest.raises(ValueError, match=f"^{name} must be "):
@@ -373,7 +368,7 @@ def test_a_backend_of_one_thread_is_not_that_of_another():
 def test_the_first_tensor_says_where_an_op_runs(monkeypatch):
     asked = []
     monkeypatch.setattr(library, "implementation", lambda device: asked.append(device) or reference)
-    kernels.merge_states(torch.zeros(2, 3, 4), torch.zeros(2, 3))
+    kernels.segment_mean(torch.zeros(2, 3), None, torch.arange(2), torch.tensor([0, 2]))
     assert asked == [torch.device("cpu")]
 
 
@@ -409,9 +404,6 @@ def test_ops_have_fakes():
         index = torch.empty(5, 4).long()
         means = torch.ops.mmaccel.segment_mean(torch.empty(5, 9, 3).half(), None, index, index)
         assert means.shape == (5, 3, 3) and means.dtype == torch.float16
-        merged, total = torch.ops.mmaccel.merge_states(torch.empty(2, 3, 4).half(), torch.empty(2, 3))
-        assert (merged.dtype, total.dtype, total.shape) == (torch.float16, torch.float32, (3,))
-        assert torch.ops.mmaccel.merge_states(torch.empty(2, 3, 4), torch.empty(2, 3))[0].shape == (3, 4)
         p, q = torch.empty(2, 4, 8), torch.empty(2, 3, 8)
         count = torch.ops.mmaccel.accept_length(p, q, torch.empty(2, 3).long(), torch.empty(2, 3))
         assert count.shape == (2,) and count.dtype == torch.int32
@@ -424,7 +416,6 @@ def cache(slots=5):
 
 
 HONEST = {
-    "merge_states": (torch.randn(2, 3, 4), torch.randn(2, 3)),
     "verify_attention": (torch.ones(1, 2, 2, 4), cache(), cache(), torch.tensor([5]), None, None, 0, 0.5),
     "kv_scatter_": (torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4), torch.tensor([1]), cache(), cache()),
     "segment_mean": (torch.randn(4, 3), None, torch.arange(4), torch.tensor([0, 2, 4])),

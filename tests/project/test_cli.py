@@ -22,7 +22,7 @@ from mmaccel.demos.pages import method_listing
 from mmaccel.files import kept_choices, pictures
 from mmaccel.files.output import check_writable, replacing
 from mmaccel.modality import modalities
-from mmaccel.vlm.command import frames_of
+from mmaccel.vlm.arguments import frames_of
 
 
 def run(capsys, *words):
@@ -294,6 +294,18 @@ def test_signal_handlers_are_put_back(capsys):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     assert run(capsys, "env")[0] == 0
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_what_nohup_lets_ignore_stays_ignored(capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr(machine, "machine", lambda: seen.append(signal.getsignal(signal.SIGHUP)) or {})
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(capsys, "env")
+        assert seen == [signal.getsignal(signal.SIGHUP)] == [signal.SIG_IGN]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_text_in_another_encoding_is_one_line(capsys):

@@ -75,6 +75,17 @@ def test_exit_codes(error, code, monkeypatch, capsys):
     assert capsys.readouterr().err == ("mmaccel: a b\n" if code == 2 else "")
 
 
+def test_a_refusal_is_said_once_where_processes_share_a_measurement_and_by_each_elsewhere(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, says in (("compare", False), ("tune", False), ("bench", False), ("serve", True), ("run", True)):
+        assert cli.main([name, "nothing"]) == 2
+        assert ("nothing" in capsys.readouterr().err) == says, name
+    assert cli.main([]) == 2 and "COMMAND" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["compare", "nothing"]) == 2 and "nothing" in capsys.readouterr().err
+
+
 def test_too_little_memory_of_a_gpu_is_said_in_a_line(monkeypatch, capsys):
     def work(_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has\nless. See more")
@@ -84,6 +95,43 @@ def test_too_little_memory_of_a_gpu_is_said_in_a_line(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said.startswith("mmaccel: there is not enough memory") and "--dtype bfloat16" in said
     assert said.endswith("(CUDA out of memory. Tried to allocate 2.00 GiB.)\n")
+
+
+def _beyond_the_cpu(_):
+    torch.empty(10**15)
+
+
+def _beyond_an_apple_gpu(_):
+    raise RuntimeError("MPS backend out of memory (MPS allocated: 8.99 GB, max allowed: 9.07 GB)")
+
+
+def _beyond_python(_):
+    raise MemoryError
+
+
+def _wrong_otherwise(_):
+    raise RuntimeError("shapes cannot be multiplied")
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    (
+        (_beyond_the_cpu, "can't allocate memory: you tried to allocate 4000000000000000 bytes"),
+        (_beyond_an_apple_gpu, "MPS backend out of memory"),
+        (_beyond_python, "MemoryError"),
+    ),
+)
+def test_too_little_memory_without_a_gpu_is_said_in_a_line_too(work, reason, monkeypatch, capsys):
+    monkeypatch.setattr("mmaccel.cli.env.run_env", work)
+    assert cli.main(["env"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mmaccel: there is not enough memory") and reason in said and said.count("\n") == 1
+
+
+def test_other_errors_of_torch_keep_their_traceback(monkeypatch):
+    monkeypatch.setattr("mmaccel.cli.env.run_env", _wrong_otherwise)
+    with pytest.raises(RuntimeError, match="multiplied"):
+        cli.main(["env"])
 
 
 def test_errors_of_the_parser_name_the_option_first(capsys):

@@ -1,7 +1,8 @@
 """The site says what the registry says, and builds without a warning."""
 
-import ast
+import json
 import re
+import tomllib
 
 import included
 import pages as site
@@ -11,6 +12,7 @@ from measured import method_of
 from reader import DOCS, ROOT, all_pages
 
 from mmaccel import presets
+from mmaccel.demos.pages import model_table
 from mmaccel.modality import modalities
 from mmaccel.registry import methods
 
@@ -29,6 +31,15 @@ def test_every_method_has_a_page_with_what_it_must_say():
         for other in methods().values():
             together = page.rpartition("## Together with others")[2]
             assert (f"[{other.__name__}](" in together) == (method.conflicts(other) and other is not method)
+
+
+def test_the_versions_that_the_page_of_comfyui_asks_for_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (DOCS / "quickstart" / "comfyui.md").read_text()
+    assert f"Python {project['requires-python'].removeprefix('>=')}" in page
+    for name in ("torch", "transformers", "diffusers"):
+        least = next(one for one in project["dependencies"] if one.startswith(f"{name}>="))
+        assert least.replace(">=", " ") in page
 
 
 def test_the_measured_rows_are_those_of_the_benchmarks():
@@ -79,15 +90,27 @@ def test_exact_says_in_which_precision():
     assert "float32" in (DOCS / "faq.md").read_text(encoding="utf-8")
 
 
-def test_settings_in_the_readme_are_the_defaults():
-    table = included.section("README.md", "Methods")
-    signatures = re.findall(r"^\| `(\w+\.\w+\([^`]*\))`", table, re.MULTILINE)
-    calls = [ast.parse(text, mode="eval").body for text in signatures]
-    found = {ast.unparse(call.func): call.keywords for call in calls if ast.unparse(call.func) in methods()}
-    assert len(found) > 15
-    for name, keywords in found.items():
-        for keyword in keywords:
-            assert getattr(methods()[name](), keyword.arg) == ast.literal_eval(keyword.value), f"{name}: {keyword.arg}"
+def test_the_readme_names_every_method_where_it_works():
+    rows = {line.split("**")[1]: line.split("|")[2:4] for line in _table_of_models() if line.startswith("| **")}
+    assert list(rows) == [kind.title for kind in model_table.KINDS]
+    for name, method in methods().items():
+        cells = [rows[kind.title] for kind in model_table.KINDS if model_table.is_of(method, kind)]
+        assert cells, f"{name} stands nowhere"
+        for exact, lossy in cells:
+            assert (f"`{method.__name__}`" in exact) == method.lossless != (f"`{method.__name__}`" in lossy), name
+
+
+def test_the_readme_says_on_how_many_classes_a_method_works():
+    ran = json.loads((DOCS / "families.json").read_text(encoding="utf-8"))
+    apart = sum("TokenCache" in row["work"] for row in ran.values())
+    (line,) = [line for line in _table_of_models() if line.startswith("| **diffusion**")]
+    assert f"{len(ran)} classes" in line and f"`TokenCache` ({apart})" in line and "`HeterogeneousSteps`," in line
+    (line,) = [line for line in _table_of_models() if line.startswith("| **recognisers")]
+    assert "`SuffixDraft` (3)" in line, "those whose decoder is drafted for"
+
+
+def _table_of_models():
+    return included.section("README.md", "What works on what").splitlines()
 
 
 def test_unets_are_not_promised_a_preset():

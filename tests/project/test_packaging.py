@@ -79,6 +79,16 @@ def test_importing_loads_no_triton():
     )
 
 
+def test_packages_are_there_after_importing_mmaccel_alone():
+    _in_a_new_process(
+        "import sys, mmaccel",
+        "assert {'canvas', 'decoding', 'image', 'kernels', 'speech', 'video', 'vlm', 'zoo'} <= set(dir(mmaccel))",
+        "assert not hasattr(mmaccel, 'nothing') and 'torch' not in sys.modules",
+        "assert mmaccel.video.EasyCache().name == 'video.EasyCache' and 'tiny-wan' in mmaccel.zoo.names()",
+        "assert callable(mmaccel.kernels.block_sparse_attention)",
+    )
+
+
 def test_importing_patches_nothing():
     _in_a_new_process(
         "import torch.nn.functional as F",

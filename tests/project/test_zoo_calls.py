@@ -12,6 +12,8 @@ from mmaccel.cli.command import check_example
 from mmaccel.cli.model_arguments import parse_method
 from mmaccel.demos.training import brief_events, moving_questions, moving_world
 from mmaccel.errors import PromptError, SettingError, UnknownNameError
+from mmaccel.modality import get_modality
+from mmaccel.vlm import reading
 from mmaccel.zoo import tiny_onevision, tiny_wan
 
 
@@ -175,3 +177,28 @@ def test_settings_of_a_method_have_an_equals_sign():
         parse_method("image.ZipAR:window=2,window=8")
     with pytest.raises(SettingError, match=r"--method ZipAR:window: write KEY=VALUE .*ZipAR:window=4"):
         parse_method("ZipAR:window")
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "meant"),
+    (
+        ("image", "tiny-jnaus", "tiny-janus"),
+        ("video", "tiny-van", "tiny-wan"),
+        ("vlm", "tiny-onevison", "tiny-onevision"),
+        ("speech", "moonshine-tny", "moonshine-tiny"),
+    ),
+)
+def test_a_mistyped_name_is_told_before_the_hub_is_asked(kind, typed, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownNameError, match=f"hub ids are owner/name.*'{typed}': did you mean '{meant}'") as refused:
+        get_modality(kind).open(typed)
+    assert refused.value.__context__ is None
+    (tmp_path / typed).mkdir()
+    with pytest.raises((OSError, TypeError, ValueError)) as refused:
+        get_modality(kind).open(typed)
+    assert not isinstance(refused.value, UnknownNameError), "a folder may have any name"
+
+
+def test_a_mistyped_reader_is_told_too():
+    with pytest.raises(UnknownNameError, match="did you mean 'tiny-reader'"):
+        reading.load("tiny-raeder")

@@ -108,6 +108,8 @@ def test_messages_as_programs_send_them():
     (
         ({"response_format": {"type": "json_object"}}, "response_format="),
         ({"presence_penalty": 0.5}, "presence_penalty=0.5"),
+        ({"n": True}, "n=True: this server takes 1 only"),
+        ({"logprobs": 0}, "logprobs=0: this server takes False only"),
         ({"stop": ["."]}, r"stop=\['.'\]"),
         ({"tools": [{"type": "function"}]}, "tools="),
         ({"tool_choice": "required"}, "tool_choice='required'"),

@@ -13,7 +13,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel.image.generation import ImageSettings
-from mmaccel.image.serving import ENDPOINT, Drawing
+from mmaccel.image.serving import ENDPOINT, PictureRequest
 from mmaccel.modality import get_modality
 from mmaccel.serve.endpoint import Left
 
@@ -84,7 +84,7 @@ def test_clients_of_a_pipeline_get_pictures_of_their_own_prompts():
     """Those that the pipeline draws where each prompt stands once for each of its pictures."""
     painter = get_modality("image").open("tiny-amused")
     prompts = ["big red heart on yellow", "small pizza on green"]
-    asked = [Drawing(prompt=prompt, settings=ImageSettings(count=2), seed=3) for prompt in prompts]
+    asked = [PictureRequest(prompt=prompt, settings=ImageSettings(count=2), seed=3) for prompt in prompts]
     answers = ENDPOINT("tiny-amused", painter, painter.target).answer(asked)
     got = [Image.open(io.BytesIO(base64.b64decode(one["b64_json"]))) for answer in answers for one in answer["data"]]
     repeated = [prompts[0], prompts[0], prompts[1], prompts[1]]
@@ -103,8 +103,10 @@ def test_the_plain_model_is_served_too(painter, endpoint):
 
 def test_values_that_ask_for_nothing_are_taken(endpoint):
     asked = dict.fromkeys(("size", "quality", "background", "moderation"), "auto")
+    asked |= {"partial_images": 0, "output_compression": 100}
     neutral = endpoint.parse({"prompt": "red heart", "stream": False, "output_format": "png", **asked})
     assert neutral.settings == endpoint.parse({"prompt": "red heart"}).settings
+    assert endpoint.parse({"prompt": "red heart", "size": "64x64"}).settings == neutral.settings, "its own"
 
 
 def test_a_picture_that_nobody_waits_for_is_given_up(endpoint):
@@ -112,7 +114,7 @@ def test_a_picture_that_nobody_waits_for_is_given_up(endpoint):
     request.left.set()
     with pytest.raises(Left):
         endpoint.answer([request])
-    other = Drawing(prompt="red heart", settings=ImageSettings(), seed=1)
+    other = PictureRequest(prompt="red heart", settings=ImageSettings(), seed=1)
     assert endpoint.answer([request, other]), "one of two is still there"
     assert torch.is_grad_enabled()
 
@@ -134,12 +136,15 @@ def test_a_plain_picture_that_nobody_waits_for_is_given_up_too(painter, endpoint
         ({"prompt": "zeppelin"}, "zeppelin"),
         ({"prompt": "red heart", "n": 99}, "n=99: give a whole number from 1 to 10"),
         ({"prompt": "red heart", "response_format": "url"}, "this server takes 'b64_json' only"),
-        ({"prompt": "red heart", "size": "1024x1024"}, "takes 'auto' only"),
+        ({"prompt": "red heart", "size": "1024x1024"}, "takes 'auto' or '64x64' only"),
         ({"prompt": "red heart", "extra_body": {"seed": -1}}, "seed=-1"),
         ({"prompt": "red heart", "extra_body": {"seed": True}}, "seed=True"),
         ({"prompt": "red heart", "extra_body": {"temperature": "hot"}}, "temperature='hot': give a number"),
         ({"prompt": "red heart", "quality": "hd"}, "quality='hd': this server takes 'auto' only"),
         ({"prompt": "red heart", "stream": True}, "stream=True: this server takes False only"),
+        ({"prompt": "red heart", "stream": 0}, "stream=0: this server takes False only"),
+        ({"prompt": "red heart", "partial_images": 2}, "partial_images=2: this server takes 0 only"),
+        ({"prompt": "red heart", "output_compression": 50}, "output_compression=50: this server takes 100 only"),
         ({"prompt": "red heart", "style": "vivid"}, "'style' is not used here: leave it out"),
     ),
 )

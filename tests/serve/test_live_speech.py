@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from mmaccel import speech
 from mmaccel.serve.app import ServerLimits
-from mmaccel.serve.sockets import Line
+from mmaccel.serve.sockets import Connection
 from mmaccel.speech.serving import deepgram, flux, realtime, transcriptions
 
 DONE = "conversation.item.input_audio_transcription.completed"
@@ -71,7 +71,7 @@ def test_openai_s_client_reads_along(address, listener, samples):
 
 
 def test_without_turns_all_comes_at_the_commit(listener, samples):
-    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation = realtime.RealtimeConversation(listener.opened, "moonshine-tiny")
     chunks = raw(samples, 24_000)
     update = {"type": "session.update", "session": {"audio": {"input": {"turn_detection": None}}}}
     (told,) = conversation.take(json.dumps(update))
@@ -87,7 +87,7 @@ def test_without_turns_all_comes_at_the_commit(listener, samples):
 
 
 def test_a_commit_of_a_noise_without_words_is_answered_too(listener):
-    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation = realtime.RealtimeConversation(listener.opened, "moonshine-tiny")
     conversation._listening.end = lambda: [speech.Endpoint(1.0)]
     told = conversation.take('{"type": "input_audio_buffer.commit"}')
     answered = ["input_audio_buffer.speech_stopped", "input_audio_buffer.committed", DONE]
@@ -97,7 +97,7 @@ def test_a_commit_of_a_noise_without_words_is_answered_too(listener):
 
 def test_what_is_told_in_parts_is_joined_as_its_script_is(listener):
     finals = [speech.Final(text, (), 0.0, 1.0) for text in ("\u4f60", "\u597d")]
-    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation = realtime.RealtimeConversation(listener.opened, "moonshine-tiny")
     conversation._texts = [final.text for final in finals]
     assert conversation._completed()[-1]["transcript"] == "\u4f60\u597d"
     turns = flux.Turns(is_eager=True)
@@ -109,7 +109,7 @@ def test_what_is_told_in_parts_is_joined_as_its_script_is(listener):
 
 
 def test_the_beta_s_messages_are_taken_too(listener):
-    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation = realtime.RealtimeConversation(listener.opened, "moonshine-tiny")
     session = {"input_audio_format": "pcm16", "turn_detection": {"type": "server_vad", "silence_duration_ms": 300}}
     (told,) = conversation.take(json.dumps({"type": "transcription_session.update", "session": session}))
     assert told["type"] == "transcription_session.updated"
@@ -118,7 +118,7 @@ def test_the_beta_s_messages_are_taken_too(listener):
 
 
 def test_what_an_update_does_not_mention_stays_and_nothing_said_is_lost(listener, samples):
-    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation = realtime.RealtimeConversation(listener.opened, "moonshine-tiny")
 
     def update(**heard):
         return conversation.take(json.dumps({"type": "session.update", "session": {"audio": {"input": heard}}}))
@@ -141,7 +141,7 @@ def test_what_an_update_does_not_mention_stays_and_nothing_said_is_lost(listener
 
 
 def test_an_update_in_the_middle_of_speech_ends_what_was_said(listener, samples):
-    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation = realtime.RealtimeConversation(listener.opened, "moonshine-tiny")
     for chunk in raw(samples, 24_000)[:3]:
         append = {"type": "input_audio_buffer.append", "audio": base64.b64encode(chunk).decode()}
         conversation.take(json.dumps(append))
@@ -154,7 +154,7 @@ def test_an_update_in_the_middle_of_speech_ends_what_was_said(listener, samples)
 
 
 def test_what_waits_for_a_commit_is_told_once_pauses_end_turns(listener, samples):
-    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation = realtime.RealtimeConversation(listener.opened, "moonshine-tiny")
     for turns in (None, {"type": "server_vad"}):
         update = {"type": "session.update", "session": {"audio": {"input": {"turn_detection": turns}}}}
         *ended, _ = conversation.take(json.dumps(update))
@@ -252,7 +252,7 @@ def test_a_socket_that_the_server_closed_is_one_that_was_left():
             raise RuntimeError("Unexpected ASGI message 'websocket.send', after sending 'websocket.close'.")
 
     with pytest.raises(WebSocketDisconnect):
-        asyncio.run(Line(Closed(), 1.0).give({}))
+        asyncio.run(Connection(Closed(), 1.0).give({}))
 
 
 def test_what_is_flushed_on_the_way_keeps_its_times(address, listener, samples):
@@ -299,7 +299,7 @@ def test_what_deepgram_s_clients_ask_for_by_default_is_taken(address, asked):
 
 @pytest.mark.parametrize(("asked", "seconds"), ((50, 0.1), (800, 0.8)))
 def test_a_pause_is_as_long_as_is_asked_for_and_as_can_be_told(listener, asked, seconds):
-    conversation = realtime.Conversation(listener.opened, "moonshine-tiny")
+    conversation = realtime.RealtimeConversation(listener.opened, "moonshine-tiny")
     turns = {"type": "server_vad", "silence_duration_ms": asked}
     update = {"type": "session.update", "session": {"audio": {"input": {"turn_detection": turns}}}}
     (told,) = conversation.take(json.dumps(update))

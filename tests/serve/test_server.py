@@ -220,6 +220,25 @@ def test_a_client_that_is_gone_before_the_first_event_is_counted_and_given_up(sl
         server.close()
 
 
+def test_a_promise_is_counted_as_what_it_came_to_when_it_ends(slow, monkeypatch):
+    monkeypatch.setattr(Slow, "later", "clip")
+    with listening(slow, ServerLimits(waiting=4)) as (_, address):
+
+        def counted(*statuses):
+            figures = httpx.get(f"{address}/metrics").text
+            return all(f'mmaccel_requests_total{{status="{status}"}} 1.0' in figures for status in statuses)
+
+        asked = [post(address, {"text": text}).json()["id"] for text in ("hello", "fails", "deleted", "waits")]
+        assert "mmaccel_requests_total{" not in httpx.get(f"{address}/metrics").text, "none has ended"
+        slow.may.release(2)
+        until(lambda: counted(200, 500))
+        httpx.delete(f"{address}/v1/echo/{asked[2]}")
+        until(lambda: counted(499))
+        httpx.delete(f"{address}/v1/echo/{asked[3]}")
+        until(lambda: 'mmaccel_requests_total{status="499"} 2.0' in httpx.get(f"{address}/metrics").text)
+        assert "mmaccel_request_seconds_count 1.0" in httpx.get(f"{address}/metrics").text
+
+
 def test_what_takes_too_long_is_given_up(slow):
     with listening(slow, ServerLimits(deadline=3)) as (_, address):
         events = post(address, {"text": "forever", "stream": True}).text.split("\n\n")

@@ -110,6 +110,18 @@ def test_a_promise_tells_the_length_of_what_was_made(ask, tmp_path):
     assert (video.seconds, len(made)) == ("1", 9)  # as the pipeline rounds
 
 
+def test_a_clip_is_asked_for_in_json_too(served, ask):
+    """As OpenAI's JavaScript client, older Python clients and curl do where no file is sent."""
+    given = {"model": "tiny-wan", "prompt": PROMPT, "size": "32x32", "seconds": "1", "steps": 1, "seed": 3}
+    asked = {"headers": {"Authorization": "Bearer secret"}, "timeout": 60}
+    answer = httpx.post(f"{served[1]}/v1/videos", json=given, **asked)
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["seconds"], answer.json()["size"]) == ("1", "32x32")
+    assert ended(ask, ask.retrieve(answer.json()["id"])).status == "completed"
+    refused = httpx.post(f"{served[1]}/v1/videos", json={**given, "steps": "many"}, **asked)
+    assert refused.status_code == 400 and "steps='many'" in refused.text
+
+
 class Sizeless:
     """A pipeline whose call names no size, and takes no callback."""
 

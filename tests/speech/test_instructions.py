@@ -12,6 +12,7 @@ from mmaccel.speech import examples
 from mmaccel.speech.decoding.redecode import decode
 from mmaccel.speech.families.moonshine import MoonshineAdapter
 from mmaccel.speech.families.whisper import WhisperAdapter
+from mmaccel.speech.stream.transcribe import as_recognizer
 
 MARKS = {
     "is_multilingual": True,
@@ -221,3 +222,17 @@ def test_passes_that_ask_for_the_language_are_counted(multilingual, told):
         stream.finish()
     assert stream.stats.partial_decodes > 1 and timed
     assert stream.stats.decoder_calls + len(timed) == len(passes)
+
+
+def test_a_recogniser_is_told_what_transcribe_is(multilingual):
+    """For this recording: it stays as it was."""
+    made = speech.StreamingRecognizer(
+        multilingual, endpoint=speech.EnergyEndpoint(longest=4.0), language="de", prompt="w3"
+    )
+    usual = {"language": None, "task": None, "prompt": "", "rejoin": 0.0}
+    other = as_recognizer(made, None, "auto", 200, **{**usual, "language": "en", "task": "translate"})
+    assert (other.language, other.task, other.prompt) == ("en", "translate", "w3")
+    assert other.adapter.prompt() != made.adapter.prompt() and (made.language, made.task) == ("de", None)
+    assert as_recognizer(made, None, "auto", 200, **{**usual, "prompt": "w5"}).prompt == "w5"
+    with pytest.raises(UnknownNameError, match="klingon"):
+        as_recognizer(made, None, "auto", 200, **{**usual, "language": "Klingon"})

@@ -2,12 +2,20 @@
 
 import pytest
 import torch
-from transformers import NemotronAsrStreamingConfig, NemotronAsrStreamingFeatureExtractor, NemotronAsrStreamingForRNNT
+from transformers import (
+    NemotronAsrStreamingConfig,
+    NemotronAsrStreamingFeatureExtractor,
+    NemotronAsrStreamingForRNNT,
+    NemotronAsrStreamingProcessor,
+)
 
 from mmaccel.cache.argument import cache_of
 from mmaccel.cache.layers import layer_bytes, tensor_bytes
+from mmaccel.demos.families.speech_models import words
 from mmaccel.errors import SettingError
+from mmaccel.speech.families.finding import adapter_of
 from mmaccel.speech.families.nemotron import NemotronStream
+from mmaccel.speech.families.transducer import StreamingTransducerAdapter
 
 BLANK, BLANKS, RATE = 24, 9.0, 16_000
 
@@ -123,6 +131,19 @@ def test_the_lookaheads_that_the_processor_names(model):
     assert NemotronStream(model, other, 2).lookahead == 2
     with pytest.raises(SettingError, match="trained with 2$"):
         NemotronStream(model, other)
+
+
+def test_the_lookahead_that_the_processor_was_told(model, processor):
+    """Also when a recogniser is made already; one that is given to the adapter goes before it."""
+    told, adapter = NemotronAsrStreamingProcessor(processor.feature_extractor, words()), adapter_of(model, processor)
+    assert adapter.lookahead == model.config.encoder_config.default_num_lookahead_tokens == 13
+    adapter = adapter_of(model, told)
+    told.set_num_lookahead_tokens(1)
+    samples = sound(4.0)
+    found = torch.cat([(stream := adapter.begin()).push(samples), stream.peek()], 1)[0, :, 0].tolist()
+    assert adapter.lookahead == 1 and found == offline(model, processor, samples, 1)[1]
+    assert found != offline(model, processor, samples, 13)[1]
+    assert adapter_of(StreamingTransducerAdapter(model, lookahead=6), told).lookahead == 6
 
 
 def test_a_model_that_never_falls_silent(processor):

@@ -17,7 +17,7 @@ import torch
 from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
 
 from mmaccel.errors import AudioError, SettingError, StreamFinishedError, UnsupportedTargetError
-from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.audio.endpoint import FRAME, EnergyEndpoint
 from mmaccel.speech.audio.intake import Intake
 from mmaccel.speech.audio.sample_buffer import SampleBuffer
 from mmaccel.speech.decoding.redecode import decode
@@ -516,6 +516,16 @@ def test_when_each_word_was_promised():
     assert len(stats.finalisation.heard) == 3, "for two pauses, and the end of the stream"
 
 
+@pytest.mark.parametrize("before", ([silence(0.2)], [silence(2)], [spoken(range(4)), silence(0.5)]))
+def test_the_first_text_is_counted_from_where_speech_began(before):
+    """Also where the segment has less audio before it than its padding, at the start or soon behind another."""
+    endpoint = EnergyEndpoint(silence=0.5, tail=0.5, padding=0.5)
+    events, stats = run(recognizer(endpoint=endpoint), torch.cat([*before, spoken(range(10, 18)), silence(1)]), 160)
+    begins = sum(map(len, before)) / RATE
+    shown = [event.time for event in events if isinstance(event, Partial) and "w10" in event.stable + event.unstable]
+    assert stats.first_partial.heard[-1] == pytest.approx(shown[0] - begins, abs=2 * FRAME / RATE)
+
+
 def test_a_draft_goes_on_behind_a_cut():
     """Only where speech begins there is nothing to draft from; sound without words is heard, and no text comes."""
     asr, drafts = recognizer(), []
@@ -721,6 +731,16 @@ def test_a_recogniser_from_what_is_given():
     made = as_recognizer(moonshine_v2(), processor, "energy", 77)
     assert made.adapter.processor is processor and made.context == 77 and isinstance(made.endpoint, EnergyEndpoint)
     assert as_recognizer(made, None, "auto", 200) is made
+
+
+@pytest.mark.parametrize(
+    "given", ({"processor": "letters"}, {"endpoint": "energy"}, {"context": 0}, {"rejoin": 14.0}), ids=str
+)
+def test_a_recogniser_has_its_own_settings(monkeypatch, given):
+    monkeypatch.setattr("mmaccel.speech.stream.transcribe.read_audio", lambda path: silence(1))
+    ((name, value),) = given.items()
+    with pytest.raises(SettingError, match=f"{name}={value!r}: .*StreamingRecognizer"):
+        transcribe("talk.wav", recognizer(), **given)
 
 
 def test_a_bar_is_drawn_if_asked_for(capsys):

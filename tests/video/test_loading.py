@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from diffusers import WanPipeline
+from diffusers import AmusedPipeline, AnyFlowFARPipeline, DiffusionPipeline, WanPipeline
 from safetensors.torch import save_file
 
 from mmaccel import zoo
@@ -12,9 +12,9 @@ from mmaccel.zoo.weights import stored_dtype
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """tiny-wan as a pipeline of diffusers' own class, stored in bfloat16."""
+    """tiny-wan, stored in bfloat16."""
     place = tmp_path_factory.mktemp("stored") / "wan"
-    WanPipeline(**zoo.load("tiny-wan").components).to("cpu", torch.bfloat16).save_pretrained(place)
+    zoo.load("tiny-wan").to("cpu", torch.bfloat16).save_pretrained(place)
     return place
 
 
@@ -28,6 +28,14 @@ def test_a_pipeline_is_loaded_in_the_one_precision_of_its_denoiser(folder):
     settings = generation.VideoSettings(steps=1, frames=5, height=32, width=32)
     assert len(generation.film(pipe, "red heart stays, gray background", settings).frames) == 5
     assert precisions(generation.load(str(folder), dtype=torch.float32)) == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"), (("tiny-wan", WanPipeline), ("tiny-far", AnyFlowFARPipeline), ("tiny-amused", AmusedPipeline))
+)
+def test_a_pipeline_of_the_zoo_is_saved_as_one_that_diffusers_knows(name, cls, tmp_path):
+    zoo.load(name).save_pretrained(tmp_path)
+    assert type(DiffusionPipeline.from_pretrained(tmp_path)) is cls
 
 
 def test_what_a_family_keeps_in_float32_stays_in_float32(folder):

@@ -64,7 +64,10 @@ class Bare:
         pass
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cache_dit") is None, reason="cache-dit is not installed")
+needs_cache_dit = pytest.mark.skipif(importlib.util.find_spec("cache_dit") is None, reason="cache-dit is not installed")
+
+
+@needs_cache_dit
 @pytest.mark.parametrize("calibrator", ("TaylorSeer", "DMD"))
 def test_cache_dit_computes_our_steps(wan, calibrator):
     pipe, call = wan
@@ -73,6 +76,18 @@ def test_cache_dit_computes_our_steps(wan, calibrator):
     output, passes = counted(pipe, case.make(1.0), call)
     assert passes == whole / 2 and not torch.equal(output, expected)
     assert case.told == "6 full steps" and torch.equal(pipe(**call)[0], expected)
+
+
+@needs_cache_dit
+def test_cache_dit_does_not_wait_for_processes_with_a_transformer_of_their_own(wan, monkeypatch):
+    pipe, call = wan
+    setup = partial(packages.dynamic, 0.3)
+    alone, passes = counted(pipe, setup, call)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: pytest.fail("it asked another process"))
+    together, as_many = counted(pipe, setup, call)
+    assert torch.equal(together, alone) and as_many == passes
 
 
 def test_a_rival_is_missing_only_with_its_package():

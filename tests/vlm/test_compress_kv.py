@@ -10,7 +10,7 @@ from mmaccel.errors import SettingError
 from mmaccel.kernels import policies
 from mmaccel.vlm import CompressKV, examples
 from mmaccel.vlm.decoder.attention import SessionAttention
-from mmaccel.vlm.decoder.call import Call, GenerateRun
+from mmaccel.vlm.decoder.call import AttentionCall, GenerateRun
 
 LENGTH, COUNT = 320, 160
 
@@ -108,9 +108,9 @@ def test_keys_are_counted_without_padding(llama, head_budgets):
 
 def test_pairs_of_a_chunk_that_the_kernel_masks():
     query, key = torch.zeros(2, 4, 5, 8), torch.zeros(2, 2, 9, 8)
-    call = Call(0, query, key, key, None, None, None, None, lambda: query, GenerateRun())
+    call = AttentionCall(0, query, key, key, None, None, None, None, lambda: query, GenerateRun())
     assert call.plain_pairs() == 2 * 4 * 15
-    step = Call(0, query[:, :, :1], key, key, None, None, None, None, lambda: query, GenerateRun())
+    step = AttentionCall(0, query[:, :, :1], key, key, None, None, None, None, lambda: query, GenerateRun())
     assert step.plain_pairs() == 2 * 4 * 9, "of one token it masks nothing"
 
 

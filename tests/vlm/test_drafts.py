@@ -1,9 +1,11 @@
 """Drafts on models of all kinds of cache and position: one text and batches, greedy and sampled, trees and chains."""
 
 import copy
+import threading
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from draft_models import (
     NEW,
     call,
@@ -29,10 +31,12 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerFast,
+    StopStringCriteria,
     SynthIDTextWatermarkingConfig,
 )
 
 import mmaccel
+from mmaccel.decoding.generated_text import copied
 from mmaccel.decoding.passes.rollback import can_go_back
 from mmaccel.vlm import (
     FastV,
@@ -184,6 +188,19 @@ def test_rows_that_wait_for_others():
         assert fast.report.forwards <= NEW + 1
         widest = max(width for width in fast.memory["vlm.TextDraft, cost of 2 rows"]._seconds)
     assert widest <= 6 + 1 + 2 * 4 + 8, "what is read again is bounded"
+
+
+@pytest.mark.parametrize("build", (falcon_h1, lfm2, qwen3_next), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("rows", (1, 3))
+def test_a_model_with_states_may_be_off_loaded(rows, build):
+    """Between passes accelerate leaves its weights on "meta"."""
+    model = build()
+    plain = model.generate(**call(rows))
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.device.type == "meta"
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**call(rows)), plain)
+        assert fast.report.details["accepted"] and not fast.report.warnings
 
 
 def test_states_are_tried_with_as_many_rows_as_a_call_has():
@@ -388,6 +405,11 @@ def test_a_text_stops_at_strings():
         assert not any("own loop" in warning for warning in fast.report.warnings)
         assert torch.equal(fast.generate(**several), together)
         assert "is written on until all have ended" in fast.report.warnings[0]
+    drafts, criterion = FusedDraft(always=True).custom_generate(), StopStringCriteria(tokenizer, [end])
+    with pytest.raises(ValueError, match="tokenizer"):  # which transformers keeps for its own loop
+        model.generate(**given, custom_generate=drafts)
+    assert torch.equal(model.generate(**call(stopping_criteria=[criterion]), custom_generate=drafts), plain)
+    assert not any("own loop" in warning for warning in drafts.report.warnings)
 
 
 def test_a_turn_of_its_new_tokens_alone_is_left_to_the_model(llama):
@@ -440,6 +462,52 @@ def test_a_processor_of_the_user_is_shown_batches_only_whole(llama, batch, reaso
     plain = llama.generate(**given)
     with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
         assert torch.equal(fast.generate(**given), plain) and fast.report.warnings == ([said] if batch > 1 else [])
+
+
+class Judge(torch.nn.Linear):
+    """As large as a model of its own may be."""
+
+    def __deepcopy__(self, memo):
+        raise AssertionError("copied")
+
+
+class Judged(LogitsProcessor):
+    """Takes a judge's weight from the token that was likeliest before."""
+
+    rowwise = True
+
+    def __init__(self, held):
+        self.judge, self.held, self.last = Judge(1, 1), held, None
+
+    def __call__(self, input_ids, scores):
+        if self.last is not None:
+            scores = scores.scatter_add(1, self.last, -self.judge.weight.abs().expand_as(self.last))
+        self.last = scores.argmax(-1, keepdim=True)
+        return scores
+
+
+def test_rows_share_what_is_large_and_remember_for_themselves(llama):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    processor = Judged(tokenizer)
+    given = call(2, logits_processor=LogitsProcessorList([processor]))
+    plain, processor.last = llama.generate(**given), None
+    with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] and not fast.report.warnings and processor.last is None
+    (own,) = copied([processor])
+    assert own is not processor and own.held is tokenizer and own.judge is processor.judge
+
+
+def test_a_processor_that_cannot_be_copied_is_left_to_the_model(llama):
+    processor = Judged(threading.Lock())
+    given = call(2, logits_processor=LogitsProcessorList([processor]))
+    plain, processor.last = llama.generate(**given), None
+    said = "the model's own loop ran: Judged cannot be copied for each text: cannot pickle '_thread.lock' object"
+    with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
+        assert torch.equal(fast.generate(**given), plain) and fast.report.warnings == [said]
+        processor.last = None
+        fast.generate(**call(logits_processor=[processor]))
+        assert fast.report.details["accepted"] and not fast.report.warnings, "one text needs no copy"
 
 
 def test_attention_that_takes_no_mask_of_its_own(llama):

@@ -1,8 +1,11 @@
 """Models and texts that drafts would change: they are refused, left to the model's own loop, or drafted in chains."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from draft_models import call, sharp
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     IdeficsConfig,
     IdeficsForVisionText2Text,
@@ -132,3 +135,43 @@ def test_a_model_that_goes_on_from_the_output_of_its_last_pass():
     with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
         assert torch.equal(fast.generate(**call(), **shown), plain)
         assert "goes on from more of a pass than its cache" in fast.report.warnings[0]
+
+
+@pytest.mark.parametrize("method", (*METHODS, StoredContext(least=16)), ids=lambda method: method.name)
+@pytest.mark.parametrize("config", (PromptTuningConfig, PrefixTuningConfig), ids=lambda config: config.__name__)
+def test_prompts_of_peft_are_left_to_the_model(config, method, tmp_path):
+    """They put tokens into a cache that no prompt has."""
+    method = replace(method, folder=str(tmp_path)) if isinstance(method, StoredContext) else method
+    torch.manual_seed(0)
+    tuned = get_peft_model(sharp(LlamaForCausalLM, LlamaConfig), config(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    tuned.eval()
+    plain, without = tuned.generate(**call()), tuned.get_base_model().generate(**call())
+    with mmaccel.accelerate(tuned.get_base_model(), method) as fast:
+        for _ in range(2):
+            assert torch.equal(tuned.generate(**call()), plain)
+            assert "another library prepares its passes (prompt tuning of peft)" in fast.report.warnings[0]
+            assert torch.equal(fast.generate(**call()), without)
+        assert fast.report.engaged and not fast.report.warnings, "without the adapter"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_texts_of_an_adapter_of_peft_are_drafted(method):
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    tuned = get_peft_model(sharp(LlamaForCausalLM, LlamaConfig), config).eval()
+    plain = tuned.generate(**call())
+    with mmaccel.accelerate(tuned.get_base_model(), method) as fast:
+        assert torch.equal(tuned.generate(**call()), plain) and fast.report.details["accepted"]
+
+
+@pytest.mark.parametrize("method", (*METHODS, StoredContext(least=16)), ids=lambda method: method.name)
+def test_adapters_that_begin_at_a_word_are_left_to_the_model(method, tmp_path):
+    """Their layers adapt the last tokens of each pass, as many as follow that word in the prompt."""
+    method = replace(method, folder=str(tmp_path)) if isinstance(method, StoredContext) else method
+    more = {"init_lora_weights": False, "alora_invocation_tokens": call()["input_ids"][0, -4:-2].tolist()}
+    torch.manual_seed(0)
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "k_proj", "v_proj"], **more)
+    tuned = get_peft_model(sharp(LlamaForCausalLM, LlamaConfig), config).eval()
+    plain = tuned.generate(**call())
+    with mmaccel.accelerate(tuned.get_base_model(), method) as fast:
+        assert torch.equal(tuned.generate(**call()), plain)
+        assert "an aLoRA adapter counts its tokens from the end of each pass" in fast.report.warnings[0]

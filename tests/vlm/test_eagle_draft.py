@@ -252,7 +252,7 @@ def test_its_guesses_are_believed_from_the_first_on(llama, head):
 
 
 def test_each_row_is_asked_again_and_what_was_not_read_is_bounded(llama, head, monkeypatch):
-    monkeypatch.setattr(AssistantCost, "pays", lambda self, share: False)
+    monkeypatch.setattr(AssistantCost, "pays", lambda self, share, place=0.0: False)
     monkeypatch.setattr(assistant, "AGAIN", 8)
     rows = []
     monkeypatch.setattr(EagleGuesses, "_read", _counting(EagleGuesses._read, rows))

@@ -18,7 +18,7 @@ from mmaccel.demos.families.visual_table import KEYED, MERGING, still
 from mmaccel.errors import ConflictError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import visual_examples
-from mmaccel.vlm.decoder.call import Call, GenerateRun
+from mmaccel.vlm.decoder.call import AttentionCall, GenerateRun
 from mmaccel.vlm.decoder.columns import Columns
 from mmaccel.vlm.families import tower as towers
 from mmaccel.vlm.families.tower import Probe, layer_of
@@ -212,7 +212,7 @@ def test_attention_of_the_last_token_leaves_padding_out():
     draw = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 4, 6, 8, generator=draw), torch.randn(2, 2, 6, 8, generator=draw)
     mask = torch.ones(6, 6, dtype=torch.bool).tril() & (torch.arange(6) >= torch.tensor([0, 3])[:, None, None])
-    call = Call(0, query, key, key, mask[:, None], 0.5, None, None, lambda: query, GenerateRun())
+    call = AttentionCall(0, query, key, key, mask[:, None], 0.5, None, None, lambda: query, GenerateRun())
     found = _last_attention(call)
     for row, start in enumerate((0, 3)):
         scores = torch.einsum("hd,hnd->hn", query[row, :, -1], key[row].repeat_interleave(2, 0)[:, start:]) * 0.5

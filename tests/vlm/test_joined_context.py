@@ -21,6 +21,8 @@ from mmaccel import zoo
 from mmaccel.demos.families import visual_models
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import CompressKV, HoliTom, JoinedContext, StoredContext, SuffixDecoding, examples, mark_contexts
+from mmaccel.vlm.context import joined_context
+from mmaccel.vlm.context.parts import Part
 from mmaccel.vlm.context.turning import turned
 
 LENGTH = 80
@@ -87,6 +89,22 @@ def test_keys_are_turned_where_they_are(llama):
     spread = SimpleNamespace(rotary_emb=rotary, layers=decoder.layers)
     key, places = torch.randn(1, 2, 5, 8), torch.arange(5)
     assert torch.equal(turned(spread, key, places), turned(decoder, key, places))
+
+
+def test_a_prompt_comes_to_the_model(joined, monkeypatch):
+    """`generate` moves what its own passes read, and no more."""
+    model, arguments = examples.llama()
+    model.to("meta")
+    read, given, call = [], [], arguments()
+    model.get_decoder().register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(kwargs["input_ids"].device), with_kwargs=True
+    )
+    monkeypatch.setattr(joined_context, "parts_of", lambda _, kwargs, spans: given.append(kwargs) or ([], None))
+    with mmaccel.accelerate(model, joined) as fast:
+        joining, *_ = joined._parts(fast, call, PAGES)
+        joining.compute(3)
+        joining.encode(Part(3, 34))
+    assert read == [model.device] * 2 and given[0]["attention_mask"].is_meta and not call["input_ids"].is_meta
 
 
 @pytest.mark.parametrize("rope", [{}, YARN, LLAMA3], ids=["default", "yarn", "llama3"])

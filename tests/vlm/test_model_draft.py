@@ -150,13 +150,35 @@ def test_it_is_asked_where_it_is_worth_its_time():
         cost.observe_step(0.02)
     assert cost.is_worth(0.9) and not cost.is_worth(0.1)
     for _ in range(60):
-        cost.observe_guess(False)
+        cost.observe_guess(False, 0.9)
     asked = [cost.is_worth(1.0) for _ in range(2 * AGAIN)]
     assert sum(asked) == 2, "now and then it is asked again"
     many = AssistantCost(plain, rows=8)
     for _ in range(9):
         many.observe_step(0.02)
     assert not many.is_worth(0.9), "each of eight rows has steps of its own"
+
+
+def test_a_guess_must_be_worth_its_place_too():
+    """A step costs little here, what it guesses is verified in a pass that is wider by one token."""
+    plain = PassCost(9)
+    for width, seconds in ((1, 0.1), (2, 0.13), (3, 0.135)):
+        for _ in range(3):
+            plain.observe(width, [1], seconds)
+    assert plain.place(1) == pytest.approx(1.2 * 0.3) and plain.place(2) == pytest.approx(1.2 * 0.05)
+    assert PassCost(9, always=True).place(1) == 0.0
+    costs = {sure: AssistantCost(plain) for sure in (0.3, 0.9)}
+    for sure, cost in costs.items():
+        for number in range(200):
+            cost.observe_guess(number % 10 < 10 * sure, sure)
+        for _ in range(9):
+            cost.observe_step(0.01)
+    place = plain.place(1)
+    assert costs[0.3].pays(1.0) and not costs[0.3].pays(1.0, place), "it would never be verified"
+    assert costs[0.9].pays(1.0, place) and not costs[0.9].pays(0.4, place)
+    for number in range(400):  # as sure on average, but now and then it knows
+        costs[0.3].observe_guess(number % 10 < 3, 0.9 if number % 10 < 3 else 0.04)
+    assert costs[0.3].pays(1.0, place), "what is not verified costs no place"
 
 
 def test_its_time_is_no_part_of_a_pass():

@@ -10,6 +10,7 @@ from torch.nn import functional
 import mmaccel
 from mmaccel import kernels
 from mmaccel.decoding.passes import pass_attention
+from mmaccel.decoding.passes.pass_attention import FEW, grouped_attention
 from mmaccel.decoding.passes.windows import own_attention, unfit_layers
 from mmaccel.demos.families import visual_models
 from mmaccel.vlm import SuffixDecoding, TokenRecycling, examples, visual_examples
@@ -63,6 +64,23 @@ def test_what_the_kernel_does_not_know_is_left_to_the_model(build, asked):
         assert same_text(build(), call(max_new_tokens=12)) and not asked
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("groups", (1, 2, 3))
+@pytest.mark.parametrize("tokens", (1, 2, FEW, FEW + 1))
+@pytest.mark.parametrize("batch", (1, 3))
+def test_query_heads_of_a_group_attend_to_what_each_would(dtype, groups, tokens, batch):
+    torch.manual_seed(0)
+    query = torch.randn(batch, tokens, 2 * groups, 16, dtype=dtype).transpose(1, 2)  # as the model has it
+    keys, values = torch.randn(2, batch, 2, 21, 16, dtype=dtype)
+    mask = torch.rand(batch, 1, tokens, 21) < 0.7
+    for scale in (None, 0.3):
+        found = grouped_attention(query, keys, values, mask, scale)
+        exact = (t.double() for t in (query, *(t.repeat_interleave(groups, 1) for t in (keys, values))))
+        expected = functional.scaled_dot_product_attention(*exact, mask, scale=scale)
+        assert found.dtype == dtype and found.shape == query.shape
+        torch.testing.assert_close(found.double(), expected, atol=0.03 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("build", (llama, gemma3), ids=lambda build: build.__name__)
 @pytest.mark.parametrize("method", (TokenRecycling(always=True), SuffixDecoding(shortest=1)), ids=lambda m: m.name)
 def test_a_processor_repeats_no_keys(build, method, monkeypatch):
@@ -71,12 +89,14 @@ def test_a_processor_repeats_no_keys(build, method, monkeypatch):
     attend = functional.scaled_dot_product_attention
 
     def noted(q, k, *rest, **more):
-        heads.append((q.shape[2], q.shape[1] // k.shape[1]))
+        heads.append((q.shape[2], k.shape[1]))
         return attend(q, k, *rest, **more)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
-    assert same_text(build(), call(max_new_tokens=20), method)
-    assert {group for width, group in heads if 2 < width < 30} == {2}, "of steps of one token, prompts and drafts"
+    model = build()
+    assert same_text(model, call(max_new_tokens=20), method)
+    few = model.config.get_text_config().num_key_value_heads
+    assert {count for rows, count in heads if 2 < rows < 30} == {few}, "of steps of one token, prompts and drafts"
 
 
 def test_the_model_is_left_as_it_was(monkeypatch):

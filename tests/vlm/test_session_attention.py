@@ -17,7 +17,7 @@ from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
 from mmaccel.vlm.decoder import generation
 from mmaccel.vlm.decoder.attention import SessionAttention
-from mmaccel.vlm.decoder.call import Call, GenerateRun
+from mmaccel.vlm.decoder.call import AttentionCall, GenerateRun
 from mmaccel.vlm.decoder.compress_kv import _visual
 from mmaccel.vlm.decoder.generation import new_tokens
 from mmaccel.vlm.decoder.rows import causal_pairs, left_padding, runs, visible_in_blocks
@@ -65,7 +65,7 @@ def plainly(module, query, key, value, mask, **more):
     (
         ({"dropout": 0.1}, "dropout is on: call model.eval()"),
         ({"is_causal": False}, "its attention is not causal"),
-        ({"sliding_window": 4}, "it has a sliding window"),
+        ({"sliding_window": 3}, "it has a sliding window"),
         ({"softcap": 3.0}, "its attention has softcap"),
         ({"position_bias": 1, "s_aux": 2}, "its attention has s_aux, position_bias"),
     ),
@@ -293,7 +293,7 @@ def test_each_beam_has_the_pictures_of_its_prompt():
     known = [[Span(3, 1, 1, 2)], [Span(5, 1, 1, 2)]]
     run = GenerateRun(visual=known)
     query, key, _ = states(10, 10, batch=4)
-    call = Call(0, query, key, key, None, None, None, [0] * 4, lambda: query, run)
+    call = AttentionCall(0, query, key, key, None, None, None, [0] * 4, lambda: query, run)
     assert _visual(call, (0, 4), 0) == [known[0], known[0], known[1], known[1]]
     assert _visual(call, (2, 3), 4) == [[Span(1, 1, 1, 2)]], "slots after the padding"
     assert _visual(call, (0, 1), 4) is None, "a picture in the padding"
@@ -331,7 +331,7 @@ def selecting(layer_idx, queries, keys, starts, policy="token_select", batch=2):
     """A call over our cache, in a layer of the model."""
     layer = SelectingCache(CONFIG, DECODE[policy]).layers[0]
     query, key, value = states(queries, keys, batch)
-    return Call(layer_idx, query, key, value, None, None, layer, starts, lambda: query, GenerateRun())
+    return AttentionCall(layer_idx, query, key, value, None, None, layer, starts, lambda: query, GenerateRun())
 
 
 def test_which_steps_read_selected_tokens():

@@ -1,5 +1,6 @@
 """Sessions on decoders: what is touched and restored, reports, settings, and models that are refused."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -17,6 +18,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -192,6 +195,33 @@ def test_memory_is_asked_for_before_anything_is_computed(llama, method, monkeypa
     handle.remove()
 
 
+@pytest.mark.parametrize("spread", (False, True))
+def test_memory_is_not_asked_of_one_device_for_layers_on_several(llama, spread, monkeypatch):
+    model, arguments = copy.deepcopy(llama[0]), llama[1]
+    asked = []
+    monkeypatch.setattr(generation, "require_memory", lambda *needed: asked.append(needed))
+    if spread:
+        model.register_parameter("elsewhere", torch.nn.Parameter(torch.ones(1, device="meta")))
+    with mmaccel.accelerate(model, METHODS[1]) as session:
+        session.generate(**arguments())
+    assert len(asked) == (not spread)
+
+
+@pytest.mark.parametrize("method", METHODS[1:], ids=str)
+def test_an_answer_gets_memory_as_it_grows(llama, method, monkeypatch):
+    model, arguments = llama
+    asked, given = [], arguments(max_new_tokens=10**9, eos_token_id=[*range(64)])  # which ends after a token
+    monkeypatch.setattr(generation, "require_memory", lambda need, *_: asked.append(need))
+    with mmaccel.accelerate(model, method) as session:
+        session.generate(**given)
+        assert asked == [method.cache_bytes(model.config, 1, 80, 256, torch.float32)]
+        assert session.report.tokens == 1 and session.report.peak_extra_bytes <= 2 * asked[0]
+        longer = arguments(max_new_tokens=20)
+        once = session.generate(**longer)
+        monkeypatch.setattr(generation, "ROOM", 2)
+        assert torch.equal(session.generate(**longer), once)
+
+
 def test_a_cache_that_nobody_holds_is_released_at_once(llama, monkeypatch):
     model, arguments = llama
     released, release = [], SelectingCache.release
@@ -301,6 +331,22 @@ def test_sliding_layers_run_plainly():
     for method in (SelectKV(budget=None, tokens=99), CompressKV(budget=None, tokens=99)):
         with mmaccel.accelerate(model, method) as session:
             assert torch.equal(session.generate(**arguments(2)), plain)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("rows", (1, 2))
+def test_windows_that_no_text_fills_are_full_attention(rows, method):
+    """As those of Phi-4-mini, with a prompt of 80 tokens; rows of a batch are padded."""
+    windows = {"sliding_window": 128, "max_position_embeddings": 128}
+    model = tiny(Phi3ForCausalLM, Phi3Config, **windows)
+    _, arguments = examples.llama()
+    plain = model.generate(**arguments(rows))
+    with mmaccel.accelerate(model, method) as session:
+        assert session.generate(**arguments(rows)).shape == plain.shape
+        assert session.report.engaged and not session.report.warnings
+    if method.replaces_cache:
+        with mmaccel.accelerate(model, dataclasses.replace(method, budget=None, tokens=99)) as session:
+            assert torch.equal(session.generate(**arguments(rows)), plain)
 
 
 def test_layers_with_states_of_their_own():

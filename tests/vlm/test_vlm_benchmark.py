@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmaccel.bench import plots, selection
+from mmaccel.bench import findings, plots
 from mmaccel.comparison import results
 from mmaccel.vlm.bench import benchmark, cases, page
 
@@ -57,8 +57,10 @@ def test_brief_events_lead_and_every_table_has_fewer_frames(rows):
     assert list(tables) == [
         "Brief events: 25% of the tokens",
         "Brief events: 15% of the tokens",
+        "Brief events: at equal tokens",
         "Slow clips: 25% of the tokens",
         "Slow clips: 15% of the tokens",
+        "Slow clips: at equal tokens",
     ]
     headings, _, *lines = cells(tables["Brief events: 15% of the tokens"])
     assert [text[0] for text in lines] == ["plain", "every 2nd frame", "every 10th frame", "DyCoke", "HoliTom"]
@@ -80,11 +82,29 @@ def test_the_page_says_what_its_rows_say(rows):
 def test_the_index_tells_where_fewer_frames_win(rows):
     groups = benchmark.SECTION.groups(rows)
     assert list(groups) == ["Brief events", "Slow clips"]
-    said = [
-        selection.verdict(benchmark.SECTION, selection.select(benchmark.SECTION, group), group)
-        for group in groups.values()
+    brief, slow = (findings.told(benchmark.SECTION, group).splitlines() for group in groups.values())
+    lossy = (
+        "- At a loss only: `vlm.DyCoke(keep=0.15)`, the best of ours, -1.0 points to the plain model, 1.70x as fast."
+    )
+    fewer = (
+        "- At a loss only: fewer frames(step=2), the best of its kind, -2.0 points to the plain model, 1.90x as fast."
+    )
+    wins = (
+        "- Questions answered right, mean: `vlm.DyCoke(keep=0.15)` wins; ours is +1.0 points to fewer frames(step=2)."
+    )
+    assert brief[:3] == [lossy, fewer, wins]
+    assert slow[:2] == ["- Speed at no loss: fewer frames(step=10) wins, 8.00x as fast as the plain model.", lossy]
+
+
+def test_at_equal_tokens_each_method_has_the_setting_that_comes_nearest(rows):
+    rows[3]["visual_share"] = 0.24  # FastV
+    headings, _, *lines = cells(page.tables(rows)["Brief events: at equal tokens"])
+    assert headings == ["method", "25% of the tokens", "15% of the tokens"]
+    assert lines == [
+        ["DyCoke", "", "97.0% (81.0%) with 15.0%"],
+        ["FastV", "90.0% (60.0%) with 24.0%", ""],
+        ["HoliTom", "", "95.0% with 15.0%"],
     ]
-    assert not said[0] and "simple alternative is faster" in said[1]
 
 
 def test_pictures_are_of_the_first_kind_of_clips(rows, tmp_path):

@@ -6,30 +6,35 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mmaccel.bench.selection import CLOSE_ENOUGH
+from mmaccel.bench.winners import Figure, ahead, who_wins
 
 from .cases import CONVERGING
 from .sampling import Sampling
 
 Row = dict[str, Any]
 SAME_STEPS = "our steps"  # in the name of a rival
-TIE = 0.1  # dB
-# What is compared, by column.
-FIGURES = {
-    "quality": "the plain clip, mean",
-    "psnr_worst": "the plain clip, worst prompt",
-    "psnr_converged": "the converged clip, mean",
-    "psnr_converged_worst": "the converged clip, worst prompt",
-}
+
+
+def _figure(name: str, column: str) -> Figure:
+    return Figure(name, lambda row: row.get(column), unit=" dB")
+
+
+FIGURES = (
+    _figure("to the plain clip, mean", "quality"),
+    _figure("to the plain clip, worst prompt", "psnr_worst"),
+    _figure("to the converged clip, mean", "psnr_converged"),
+    _figure("to the converged clip, worst prompt", "psnr_converged_worst"),
+)
 
 
 def of_budget(group: list[Row]) -> str:
     """Ours against the best of the others on each figure, of those that kept to the time."""
     kept = in_time(group)
     ours = next((row for row in group if row["kind"] == "ours"), None)
-    others = [row for row in kept if row["kind"] in ("simple", "rival")]
-    if ours is None or not others:
+    others = [[row for row in kept if row["kind"] == kind] for kind in ("rival", "simple")]
+    if ours is None or not any(others):
         return ""
-    lines = [_line(ours, others, key) for key in FIGURES if ours.get(key) is not None]
+    lines = [who_wins(figure, ours, others, _name) for figure in FIGURES]
     lines += [_to_converged(row) for row in kept if row["method"] == CONVERGING]
     return "\n".join(line for line in lines if line)
 
@@ -62,19 +67,8 @@ def is_in_time(row: Row) -> bool:
     return SAME_STEPS in row["method"] or share <= CLOSE_ENOUGH * row["budget"]
 
 
-def _line(ours: Row, others: list[Row], key: str) -> str:
-    """Ours against the best rival and the simple alternative on one figure."""
-    found = []
-    for kind in ("rival", "simple"):
-        known = [row for row in others if row["kind"] == kind and row.get(key) is not None]
-        if known:
-            best = max(known, key=lambda row: float(row[key]))
-            found.append((ours[key] - best[key], best["method"]))
-    if not found:
-        return ""
-    least, method = min(found)
-    wins = f"{method} wins" if least < -TIE else f"`{ours['method']}` wins" if least > TIE else "nobody wins"
-    return f"- To {FIGURES[key]}: {wins}; ours is {' and '.join(f'{gain:+.1f} dB to {name}' for gain, name in found)}."
+def _name(row: Row) -> str:
+    return f"`{row['method']}`" if row["kind"] == "ours" else str(row["method"])
 
 
 def of_samplers(rows: list[Row]) -> str:
@@ -86,8 +80,8 @@ def _samplers(rows: list[Row]) -> Iterator[str]:
     for budget in dict.fromkeys(row["budget"] for row in rows):
         for method in dict.fromkeys(row["method"] for row in rows if row["kind"] in ("simple", "rival")):
             pairs = list(_pairs([row for row in rows if row["budget"] == budget], method))
-            if pairs:
-                told = "; ".join(_over(pairs, key) for key in FIGURES if pairs[0][0].get(key) is not None)
+            told = "; ".join(filter(None, (ahead(figure, pairs, sampler) for figure in FIGURES)))
+            if told:
                 yield f"- {budget:.0%}, ours against {method}: {told}."
 
 
@@ -98,16 +92,6 @@ def _pairs(rows: list[Row], method: str) -> Iterable[tuple[Row, Row]]:
             same = row["model"] == ours["model"] and row["quality"] is not None
             if ours["kind"] == "ours" and row["method"] == method and same and is_in_time(ours) and is_in_time(row):
                 yield ours, row
-
-
-def _over(pairs: list[tuple[Row, Row]], key: str) -> str:
-    """How often ours wins a figure, and where it is furthest behind."""
-    found = [(ours[key] - other[key], ours) for ours, other in pairs]
-    wins, (least, worst) = sum(gain > TIE for gain, _ in found), min(found, key=lambda each: each[0])
-    behind = f", {least:+.1f} dB with {sampler(worst)}" if least < -TIE else ""
-    return (
-        f"to {FIGURES[key]} ahead in {wins} of {len(found)} ({sum(g for g, _ in found) / len(found):+.1f} dB{behind})"
-    )
 
 
 def sampler(row: Row) -> str:

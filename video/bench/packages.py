@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from diffusers import WanPipeline
 
@@ -40,20 +39,19 @@ def cache_dit(pipe: Any, forecast: Any = None, **settings: Any) -> Iterator[Any]
     # It knows pipelines by the names of their classes, and replaces the call of the class: this one is thrown away.
     bare = sharing(type("WanPipeline", (WanPipeline,), {}), pipe)
     package.enable_cache(bare, cache_config=config, calibrator_config=forecast)
+    _in_one_process(bare._context_manager)
     given = inspect.signature(type(pipe).__call__).parameters.values()
     sizes = {p.name: p.default for p in given if isinstance(p.default, int | float)}
     try:
-        with _in_one_process():
-            yield lambda *args, **kwargs: bare(*args, **{**sizes, **kwargs})
+        yield lambda *args, **kwargs: bare(*args, **{**sizes, **kwargs})
     finally:
         package.disable_cache(bare)
 
 
-def _in_one_process() -> Any:
+def _in_one_process(manager: Any) -> None:
     """Processes that share a benchmark have a transformer each, which cache-dit takes for one that is split."""
-    from cache_dit.caching.cache_blocks.pattern_base import CachedBlocks_Pattern_Base
-
-    return mock.patch.object(CachedBlocks_Pattern_Base, "_is_parallelized", lambda _: False)
+    can_cache = manager.can_cache
+    manager.can_cache = lambda *args, **kwargs: can_cache(*args, **{**kwargs, "parallelized": False})
 
 
 def dynamic(threshold: float, pipe: Any, forecast: Any = None) -> Any:

@@ -93,7 +93,7 @@ class BlockCache(StepCache):
 
 class _Stepper(BlockStepper):
     def __init__(self, session: PipelineSession, run: SamplerRun, method: BlockCache) -> None:
-        self.first, self.last = method.first, method.last  # type: ignore[misc]
+        self.first, self.last = method.first, method.last
         self.start: Any = None
         super().__init__(session, run, method)
 

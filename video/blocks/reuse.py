@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -44,8 +44,8 @@ class BlockStepper(CacheStepper):
     :meth:`before`, or raise :class:`Reuse` from within the range's first block.
     """
 
-    first: ClassVar[int] = 0
-    last: ClassVar[int] = 0
+    first: int = 0
+    last: int = 0
 
     def __init__(self, session: PipelineSession, run: SamplerRun, method: Any) -> None:
         super().__init__(session, run, method)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class DecodersAhead:
         self.given = _lasting(call)
         for place in range(count):
             part = slice(place * rows, (place + 1) * rows)
-            self.outputs[first + place] = map_tensors(lambda x, part=part: x[part], output)  # type: ignore[misc]
+            self.outputs[first + place] = map_tensors(itemgetter(part), output)
 
 
 def fits(call: inspect.BoundArguments, time: torch.Tensor) -> bool:

@@ -60,7 +60,7 @@ class EasyCacheHook(ModelHook):
     def __init__(
         self, steps: int, threshold: float = 0.05, warmup: int = 5, cooldown: int = 1, flow: bool = True
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         if not is_count(steps):
             raise SettingError(f"steps={steps!r}: it must be an integer of at least 1, as num_inference_steps")
         self.method = EasyCache(threshold=threshold, warmup=warmup, cooldown=cooldown)

@@ -16,6 +16,7 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.bench.benchmark import Benchmark, Row, Section
+from mmaccel.bench.findings import of_table
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -23,7 +24,6 @@ from mmaccel.comparison.trial import Workload
 from mmaccel.session import Session
 
 from ..answering import prepare
-from ..families.visual_adapter import VisualAdapter
 from ..input.visual import Visual
 from ..pruning.compressor import Compressor
 from ..pruning.holitom import HoliTom
@@ -86,7 +86,7 @@ class Answering(Workload):
         clip = self.clips[seed]
         inputs = prepare(self.processor, clip[0].frames[::fewer], [q.question for q in clip])
         if isinstance(target, Session):
-            self._see_once(target.adapter, seed)  # type: ignore[arg-type]
+            self._see_once(target.adapter, seed)
         else:
             video = target.model.get_video_features(inputs.pop("pixel_values_videos")[:1])
             video.pooler_output = video.pooler_output.expand(len(clip), -1, -1)
@@ -98,7 +98,7 @@ class Answering(Workload):
     def judge(self, plain: list[bool], other: list[bool]) -> dict[str, Any]:
         return {"right": other}
 
-    def _see_once(self, adapter: VisualAdapter, seed: int) -> None:
+    def _see_once(self, adapter: Any, seed: int) -> None:
         """Let the tower look once at a clip for all its questions, and once for all methods that leave it be."""
         if self._clip != seed:
             self._clip, self._seen = seed, {}
@@ -112,7 +112,7 @@ class Answering(Workload):
                 known[key] = encode(kind, watching, {**kwargs, "pixel_values_videos": pixels[:1]})
             return known[key] * len(pixels)
 
-        adapter.encode = once  # type: ignore[method-assign]
+        adapter.encode = once
 
 
 def by_kind(answers: list[bool], kinds: list[str]) -> dict[str, float]:
@@ -163,7 +163,7 @@ def row(
     )
 
 
-SECTION = Section(
+SECTION: Section = Section(
     page.groups,
     "fewer frames.",
     plot="questions answered right against time",
@@ -171,6 +171,8 @@ SECTION = Section(
     form=".1%",
     series=page.series,
     one_group=True,
+    figures=page.FIGURES,
+    said=lambda rows: f"{of_table(SECTION, rows)}\n{page.at_equal_tokens(rows)}",
 )
 BENCHMARK = Benchmark(
     "vlm", page.TITLE, parts, SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts, plot=page.plot

@@ -65,4 +65,4 @@ def fewer_frames(step: int) -> Entry:
 def compressors(share: float) -> list[Compressor]:
     """Every method that leaves this family so much of its visual tokens."""
     found = [cls for cls in methods().values() if issubclass(cls, Compressor) and FAMILY in (cls.families or ())]
-    return [cls(keep=share) for cls in found]  # type: ignore[call-arg]
+    return [cls(keep=share) for cls in found]

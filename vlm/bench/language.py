@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mmaccel.bench.benchmark import Benchmark, Row, Section, by, taken_share
+from mmaccel.bench.findings import named, of_table, plain_of
 from mmaccel.bench.pages import markdown
+from mmaccel.bench.selection import role_of
+from mmaccel.bench.winners import Figure, ahead, speed, who_wins
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -200,9 +203,56 @@ def _series(row: Row) -> str:
     return f"{name}, {policy}" if policy else name
 
 
-SECTION = Section(
+WINDOWS = {"vlm.SparsePrefill": "a_shape", "vlm.CompressKV": "streaming"}  # the first tokens and the latest
+LOSSES = (
+    Figure("loss, mean", lambda row: row["quality"], " nats", digits=3, tie=0.005, higher_is_better=False),
+    Figure("loss added, worst text", lambda row: _most_added(row), " nats", 3, tie=0.005, higher_is_better=False),
+    speed("speed"),
+)
+
+
+def said(group: list[Row]) -> str:
+    """The fastest at no loss; and what choosing keys gains over a smaller window, with as many of them."""
+    lines = [of_table(SECTION, group), _of_all([row for row in group if not row["exact"] and not _versus(row)])]
+    for window in filter(_versus, group):
+        lines += _beside_window(window, [row for row in group if _is_like(row, window) and not _versus(row)])
+    return "\n".join(filter(None, lines))
+
+
+def _of_all(ours: list[Row]) -> str:
+    """How all policies but the smaller windows stand to the plain model."""
+    pairs = [(row, plain_of([row])) for row in ours]
+    told = "; ".join(filter(None, (ahead(figure, pairs, lambda row: f"`{_label(row)}`") for figure in LOSSES)))
+    return f"- All policies but a smaller window against the plain model: {told}." if told else ""
+
+
+def _versus(row: Row) -> str:
+    """What a row is beside ours."""
+    return "a smaller window" if row["settings"].get("policy") == WINDOWS.get(row["method"], "") else ""
+
+
+def _is_like(row: Row, window: Row) -> bool:
+    """Whether a row is of the same method with as many keys."""
+    return bool(row["method"] == window["method"] and row["settings"]["budget"] == window["settings"]["budget"])
+
+
+def _beside_window(window: Row, others: list[Row]) -> list[str]:
+    """The best other policy beside a smaller window and the plain model, on loss and speed."""
+    ours = LOSSES[0].best(others)
+    beside = [[window], [plain_of(others)]]
+    return [who_wins(figure, ours, beside, named(SECTION)) for figure in LOSSES] if ours else []
+
+
+def _most_added(row: Row) -> float | None:
+    """On the text that suits a row least; older rows do not tell it."""
+    if role_of(row) == "plain":
+        return 0.0
+    return row["loss_added"][row["worst_text"]] if row.get("worst_text") else None
+
+
+SECTION: Section = Section(
     lambda rows: by("model", "{}", rows),
-    "none was measured.",
+    "a smaller window: the first tokens and the latest, which are the policies `a_shape` and `streaming`.",
     plot="loss on the text that follows against time",
     quality="nats per token over the next words (lower is better)",
     higher_is_better=False,
@@ -211,5 +261,7 @@ SECTION = Section(
     draws_exact=False,
     one_group=True,
     time=taken_share,
+    versus=_versus,
+    said=said,
 )
 BENCHMARK = Benchmark("language", "Policies on a language model", parts, SECTION, INTRO, tables, LIMITS, facts=facts)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
+from mmaccel.bench.winners import Figure, ahead
 from mmaccel.comparison.results import called
 
 TITLE = "Video questions"
@@ -46,6 +47,17 @@ ABOUT = {
     "slow": "In *slow clips* of 32 frames what comes stays, and moves a pixel a frame.",
     "long": "Clips of *64 frames* are twice as long as those that the model was trained on.",
 }
+FIGURES = (
+    Figure("questions answered right, mean", lambda row: row["quality"], " points", scale=100),
+    Figure("questions answered right, worst kind", lambda row: row.get("quality_worst"), " points", scale=100),
+)
+FEWER = "fewer frames"
+NEARLY = 0.3  # of a share of the tokens, within which a row counts as of that share
+EQUAL = """
+Whatever `keep` says: of each method the setting with which the language model gets about so many of the visual tokens,
+on the mean over its layers. A cell is what is answered right, in brackets of the worst kind of question, and with how
+many of the tokens; it is empty where no setting that was measured comes near.
+""".strip()
 HEADINGS = (
     "method",
     "right",
@@ -78,10 +90,55 @@ def tables(found: list[Row]) -> dict[str, str]:
     pages = {}
     for name in dict.fromkeys(map(_table_of, found)):
         rows = [row for row in found if _table_of(row) == name]
-        for share in sorted({r["share"] for r in rows if _is_method(r)}, reverse=True):
+        for share in _shares(rows):
             group = [r for r in rows if not _is_method(r) or r["share"] == share]
             pages[f"{TITLES[name]}: {share:.0%} of the tokens"] = f"{_table(group)}\n\n{_summary(group, share)}"
+        pages[f"{TITLES[name]}: at equal tokens"] = f"{EQUAL}\n\n{_equal_table(rows)}\n\n{at_equal_tokens(rows)}"
     return pages
+
+
+def at_equal_tokens(rows: list[Row]) -> str:
+    """The best method against fewer frames, where the language model gets about as many tokens of both."""
+    pairs = [_best_and_fewer(rows, share) for share in _shares(rows)]
+    found = [pair for pair in pairs if pair is not None]
+    told = "; ".join(filter(None, (ahead(figure, found, _tokens) for figure in FIGURES)))
+    return f"- At equal tokens, the best of ours against fewer frames: {told}." if told else ""
+
+
+def _best_and_fewer(rows: list[Row], share: float) -> tuple[Row, Row] | None:
+    near = nearest(rows, share)
+    best = FIGURES[0].best(row for row in near if _is_method(row))
+    fewer = next((row for row in near if row["method"] == FEWER), None)
+    return None if best is None or fewer is None else (best, fewer)
+
+
+def nearest(rows: list[Row], share: float) -> list[Row]:
+    """Of each method the row whose tokens are nearest to a share; none where all are far from it."""
+    found: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: abs(row.get("visual_share", 0.0) - share)):
+        found.setdefault(series(row), row)
+    return [row for row in found.values() if abs(row.get("visual_share", 0.0) - share) < NEARLY * share]
+
+
+def _shares(rows: list[Row]) -> list[float]:
+    return sorted({row["share"] for row in rows if _is_method(row) and "share" in row}, reverse=True)
+
+
+def _tokens(row: Row) -> str:
+    return f"{row['visual_share']:.0%} of the tokens"
+
+
+def _equal_table(rows: list[Row]) -> str:
+    """A line for each method, a column for each share of the tokens."""
+    columns = {share: {series(row): _equal_cell(row) for row in nearest(rows, share)} for share in _shares(rows)}
+    names = sorted({name for found in columns.values() for name in found}, key=lambda name: (name != FEWER, name))
+    lines = [[name, *(found.get(name, "") for found in columns.values())] for name in names]
+    return markdown(("method", *(f"{share:.0%} of the tokens" for share in columns)), lines)
+
+
+def _equal_cell(row: Row) -> str:
+    worst = "" if row.get("quality_worst") is None else f" ({row['quality_worst']:.1%})"
+    return f"{row['quality']:.1%}{worst} with {row['visual_share']:.1%}"
 
 
 def _table_of(row: Row) -> str:

@@ -16,7 +16,10 @@ from typing import Any
 import torch
 
 from mmaccel.bench.benchmark import Benchmark, Row, Section, by
+from mmaccel.bench.findings import plain_of
 from mmaccel.bench.pages import markdown
+from mmaccel.bench.selection import role_of
+from mmaccel.bench.winners import Figure, speed, who_wins
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -228,8 +231,33 @@ def _name(row: Row) -> str:
     return str(row["method"]).removeprefix("vlm.")
 
 
+FIGURES = (
+    speed("speed, mean of all kinds"),
+    Figure("speed, worst kind", lambda row: _slowest(row)[0], tie=1 - TOLERANCE, is_ratio=True),
+)
+
+
+def _slowest(row: Row) -> tuple[float, str]:
+    """The speed-up on the kind of text that suits a row least, and which that is."""
+    return min((found["speedup"], kind) for kind, found in row["by_kind"].items())
+
+
 def said(group: list[Row]) -> str:
-    """Who is below the plain model, and where."""
+    """The best drafter of ours beside prompt lookup and the plain model; and who is below the latter, and where."""
+    ours = FIGURES[0].best(row for row in group if role_of(row) == "method")
+    plain = {**plain_of(group), "by_kind": {"every": {"speedup": 1.0}}}
+    others = [[row for row in group if role_of(row) == "other"], [plain]]
+    lines = [who_wins(figure, ours, others, _called) for figure in FIGURES] if ours else []
+    return "\n".join([*lines, f"- {_losses(group)}"])
+
+
+def _called(row: Row) -> str:
+    """What a row is called in a sentence."""
+    names = {"plain": "the plain model", "method": f"`{_name(row)}`"}
+    return names.get(role_of(row), _name(row))
+
+
+def _losses(group: list[Row]) -> str:
     losses = [
         f"{_name(row)} {found['speedup']:.2f}x on {kind}"
         for row in group
@@ -242,7 +270,8 @@ def said(group: list[Row]) -> str:
 
 
 def _worst(row: Row) -> str:
-    return f"{row['by_kind'][row['worst_kind']]['speedup']:.2f}x on {row['worst_kind']}"
+    least, kind = _slowest(row)
+    return f"{least:.2f}x on {kind}"
 
 
 SECTION = Section(

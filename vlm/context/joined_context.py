@@ -118,7 +118,7 @@ class JoinedContext(StoredContext):
     ) -> tuple[Joining, list[tuple[Part, int]], str | None]:
         """The parts of a prompt that are joined, what their keys are turned by, and why none are."""
         joining = Joining(session.adapter, kwargs)
-        found, why = parts_of(session.adapter, kwargs, spans)
+        found, why = parts_of(session.adapter, joining.kwargs, spans)
         shortest = max(self.least, self.recomputed + 1)
         found = [part for part in found if part.content or part.stop - part.start >= shortest]
         shifts = [joining.shift(part) for part in found]

@@ -29,15 +29,20 @@ class Joining:
 
     Attributes
     ----------
+    kwargs
+        Those arguments, with tensors where the model is: `generate` moves none before its first pass.
     cache
         What there is so far.
     """
 
     def __init__(self, adapter: Any, kwargs: dict[str, Any]) -> None:
-        self.adapter, self.kwargs = adapter, kwargs
-        self.positions = self._positions(kwargs)
+        self.adapter, device = adapter, adapter.target.device
+        self.kwargs = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()
+        }
+        self.positions = self._positions(self.kwargs)
         self.cache = DynamicCache(config=adapter.text_config)
-        first, known = kwargs["input_ids"][:, :1], getattr(adapter.text_config, "bos_token_id", None)
+        first, known = self.kwargs["input_ids"][:, :1], getattr(adapter.text_config, "bos_token_id", None)
         self._first = torch.full_like(first, known) if isinstance(known, int) else first
 
     def _positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:

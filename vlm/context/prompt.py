@@ -14,10 +14,11 @@ from mmaccel.cache.argument import CACHE_NAMES
 from mmaccel.cache.hook_state import why_incomparable
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
 from mmaccel.decoding.drafters.placeholders import placeholders
-from mmaccel.decoding.setting import mask_of, prompt_ids, setting, why_no_cache
+from mmaccel.decoding.setting import mask_of, prompt_ids, setting, why_adapted, why_no_cache
 from mmaccel.decoding.unfit import moving_rotary
 
 from ..decoder.columns import COLUMNS
+from ..decoder.generation import on_several_devices
 
 BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
 # Settings of `generate` with which it reads the prompt itself, as from nothing, writes it anew, or has to look at
@@ -45,7 +46,7 @@ def why_unstorable(text_config: Any, name: str) -> str | None:
 
 def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     """Why a call of `generate` is left to the model; None if what is stored can stand for its prompt."""
-    if len({weight.device for weight in model.parameters()}) > 1 or model.device.type == "meta":
+    if on_several_devices(model) or model.device.type == "meta":
         return "the model's weights are on several devices, or not in memory"
     ids, mask = _ids(kwargs), kwargs.get("attention_mask")
     if ids is None or kwargs.get("inputs_embeds") is not None:
@@ -66,7 +67,7 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
             return f"{name} was given"
     if any(module.training for module in model.modules()):
         return "the model is in training, where dropout changes the keys: call model.eval() first"
-    return why_no_cache(model) or why_incomparable(model)
+    return why_no_cache(model) or why_adapted(model) or why_incomparable(model)
 
 
 def _ids(kwargs: dict[str, Any]) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.cache import SelectingCache
 from mmaccel.cache.argument import cache_of
+from mmaccel.cache.layers import is_full
 from mmaccel.decoding.drafters.draft_method import DraftMethod
 from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import SettingError, UnsupportedTargetError
@@ -156,7 +157,7 @@ class DecoderAdapter(Adapter):
         if self.leaves_attention(method):
             return
         layers = DynamicCache(config=self.text_config).layers
-        if layers and not any(type(layer) is DynamicLayer for layer in layers):
+        if layers and not any(is_full(layer, self.text_config) for layer in layers):
             raise UnsupportedTargetError(f"{name} has no layer of full attention: there is nothing to gain")
         other = {type(layer).__name__ for layer in layers} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
         if other and isinstance(method, DecoderMethod) and method.replaces_cache:

@@ -11,7 +11,7 @@ import torch
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import UNKNOWN_ARGUMENTS
 
-from .call import Call, GenerateRun
+from .call import AttentionCall, GenerateRun
 from .rows import left_padding
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SessionAttention:
         cached = self._cached(key)
         run = GenerateRun() if self.run is None else self.run
         index = int(module.layer_idx)
-        call = Call(index, query, key, value, attention_mask, scaling, cached, None, plain, run)
+        call = AttentionCall(index, query, key, value, attention_mask, scaling, cached, None, plain, run)
         reason = _unsuited(module, call, dropout, is_causal, kwargs)
         if reason and call.evicted is None:
             if self._attends and reason != "gradients" and reason not in run.unsuited:
@@ -107,7 +107,7 @@ class SessionAttention:
             )
         return layer
 
-    def _starts(self, call: Call) -> list[int] | None:
+    def _starts(self, call: AttentionCall) -> list[int] | None:
         if call.evicted is not None:
             if call.queries > 1 and call.mask is not None and call.mask.dtype == torch.bool:
                 seen = call.mask[:, 0, -1, -call.evicted.appended :]
@@ -124,13 +124,14 @@ class SessionAttention:
 
 
 def _unsuited(
-    module: torch.nn.Module, call: Call, dropout: float, is_causal: bool | None, kwargs: dict[str, Any]
+    module: torch.nn.Module, call: AttentionCall, dropout: float, is_causal: bool | None, kwargs: dict[str, Any]
 ) -> str | None:
     """Why no method can take this call, or None."""
     unknown = [name for name in UNKNOWN_ARGUMENTS if kwargs.get(name) is not None]
     if unknown:
         return f"its attention has {', '.join(unknown)}"
-    if kwargs.get("sliding_window") is not None:
+    window = kwargs.get("sliding_window")
+    if window is not None and window < call.keys:
         return "it has a sliding window"
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         return "its attention is not causal"

@@ -62,7 +62,7 @@ class GenerateRun:
     keys: Sum = field(default_factory=Sum)
     plain_keys: Sum = field(default_factory=Sum)
     plan_bytes: int = 0
-    watch: Callable[[Call], None] | None = None
+    watch: Callable[[AttentionCall], None] | None = None
     visual: Visual | None = None
     guessing: str | None = None
     prompt: int | None = None
@@ -83,7 +83,7 @@ class GenerateRun:
 
 
 @dataclass
-class Call:
+class AttentionCall:
     """The tensors of one attention call.
 
     Attributes
@@ -131,14 +131,14 @@ class Call:
         """The cache layer, if tokens were dropped from it."""
         return self.cached if isinstance(self.cached, EvictingLayer) and self.cached.evicted else None
 
-    def by_heads(self) -> list[Call]:
+    def by_heads(self) -> list[AttentionCall]:
         """One call for each key head if the cache layer stores heads separately, else this one."""
         if not isinstance(self.cached, RaggedLayer) or not self.cached.heads:
             return [self]
         queries = self.query.chunk(len(self.cached.heads), 1)
         return [self.reading(head, query) for head, query in zip(self.cached.heads, queries, strict=True)]
 
-    def reading(self, layer: EvictingLayer, query: torch.Tensor) -> Call:
+    def reading(self, layer: EvictingLayer, query: torch.Tensor) -> AttentionCall:
         """The same call of some queries, with what a cache layer holds now."""
         assert layer.keys is not None and layer.values is not None
         key, value = layer.keys[:, :, : layer.length], layer.values[:, :, : layer.length]

@@ -14,7 +14,7 @@ from mmaccel.kernels.policies import COMPRESS, Visual
 from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
-from .call import FEW_QUERIES, Call, GenerateRun
+from .call import FEW_QUERIES, AttentionCall, GenerateRun
 from .method import DecoderMethod
 from .rows import causal_pairs, runs
 
@@ -114,13 +114,13 @@ class CompressKV(DecoderMethod):
     def cache_bytes(self, config: Any, batch: int, prompt: int, new: int, dtype: torch.dtype) -> int:
         return estimate_bytes(config, batch, prompt, dtype, keep=self.count(prompt), new=max(1, new))
 
-    def attend(self, call: Call) -> torch.Tensor | None:
+    def attend(self, call: AttentionCall) -> torch.Tensor | None:
         if call.evicted is None:
             return None
         call.run.engaged.add(self.name)
         return torch.cat([_attend(part) for part in call.by_heads()], 1)
 
-    def after(self, call: Call) -> None:
+    def after(self, call: AttentionCall) -> None:
         """Reduce the layer to the budget, if this call was a prompt."""
         layer = call.cached
         if not isinstance(layer, EvictingLayer) or call.queries == 1:
@@ -134,7 +134,7 @@ class CompressKV(DecoderMethod):
         if isinstance(layer, RaggedLayer) and layer.heads:
             layer.follow()
 
-    def _settle(self, call: Call, shares: list[float]) -> None:
+    def _settle(self, call: AttentionCall, shares: list[float]) -> None:
         """After a prompt or another turn, reduce some heads to the budget, times a factor for each row."""
         turns = self._turns(call)
         if not any(turns):
@@ -151,7 +151,7 @@ class CompressKV(DecoderMethod):
         ]
         self._compress(call, layer, call.starts, counts)
 
-    def _turns(self, call: Call) -> list[bool]:
+    def _turns(self, call: AttentionCall) -> list[bool]:
         """Which rows get a prompt or another turn in this call, and not just a few tokens beside padding."""
         few, rows = self.window or FEW_QUERIES, len(call.key)
         first = _seen(call) - call.queries
@@ -160,7 +160,7 @@ class CompressKV(DecoderMethod):
         new = (call.cached.positions[:, 0, : call.keys] >= first).sum(1).tolist()
         return [count > few for count in new]
 
-    def _compress(self, call: Call, layer: EvictingLayer, starts: list[int], counts: list[int]) -> None:
+    def _compress(self, call: AttentionCall, layer: EvictingLayer, starts: list[int], counts: list[int]) -> None:
         """Keep so many tokens of each row."""
         if all(count >= call.keys - start for count, start in zip(counts, starts, strict=True)):
             return
@@ -174,7 +174,9 @@ class CompressKV(DecoderMethod):
         layer.keep(kept)
         call.run.engaged.add(self.name)
 
-    def _choose(self, call: Call, rows: tuple[int, int], start: int, count: int, visual: Visual | None) -> torch.Tensor:
+    def _choose(
+        self, call: AttentionCall, rows: tuple[int, int], start: int, count: int, visual: Visual | None
+    ) -> torch.Tensor:
         """Slots to keep of some rows, -1 for none."""
         query, key, _ = call.part(rows, start, max(0, start - call.keys + call.queries))
         if count >= key.shape[2]:
@@ -207,7 +209,7 @@ class CompressKV(DecoderMethod):
         return "no prompt had more tokens than are kept"
 
 
-def _attend(call: Call) -> torch.Tensor:
+def _attend(call: AttentionCall) -> torch.Tensor:
     """Attention to what some heads have kept."""
     layer, heads = call.cached, call.query.shape[1]
     if call.starts is not None and call.queries <= FEW_QUERIES:
@@ -219,7 +221,7 @@ def _attend(call: Call) -> torch.Tensor:
     return _masked(call, visible)
 
 
-def _aligned(call: Call) -> Call:
+def _aligned(call: AttentionCall) -> AttentionCall:
     """A call once gaps in its cache layer are closed, which padding of a later turn left."""
     layer = call.cached
     if not layer.evicted or layer.starts is not None or not any(layer.hidden):
@@ -228,26 +230,26 @@ def _aligned(call: Call) -> Call:
     return call.reading(layer, call.query)
 
 
-def _asking(call: Call, guesses: int) -> Call:
+def _asking(call: AttentionCall, guesses: int) -> AttentionCall:
     """A call without the guesses at its end."""
     query, key, value = (x[:, :, : x.shape[2] - guesses] for x in (call.query, call.key, call.value))
     return replace(call, query=query, key=key, value=value)
 
 
-def _seen(call: Call) -> int:
+def _seen(call: AttentionCall) -> int:
     """Tokens of the sequence up to the end of a call, from which guesses may have been cut."""
     total: int = call.cached.total
     return total - call.cached.length + call.keys
 
 
-def _shares(parts: list[Call]) -> list[list[float]]:
+def _shares(parts: list[AttentionCall]) -> list[list[float]]:
     """For each separately stored head, its number of tokens in each row, relative to the mean of all heads."""
     held = [[part.keys - start for start in part.starts or [0] * len(part.key)] for part in parts]
     means = [max(1.0, sum(row) / len(parts)) for row in zip(*held, strict=True)]
     return [[count / mean for count, mean in zip(row, means, strict=True)] for row in held]
 
 
-def _visual(call: Call, rows: tuple[int, int], start: int) -> Visual | None:
+def _visual(call: AttentionCall, rows: tuple[int, int], start: int) -> Visual | None:
     """The visual tokens of some rows, in slots after `start`; each row of a prompt may have become several beams."""
     known, batch = call.run.visual, call.query.shape[0]
     if not known or batch % len(known):
@@ -266,7 +268,7 @@ def _visible(layer: EvictingLayer, queries: int) -> torch.Tensor:
     return (position >= 0) & (position <= newest[:, None])
 
 
-def _masked(call: Call, visible: torch.Tensor) -> torch.Tensor:
+def _masked(call: AttentionCall, visible: torch.Tensor) -> torch.Tensor:
     group = call.query.shape[1] // call.key.shape[1]
     key, value, mask = (x.repeat_interleave(group, 1) for x in (call.key, call.value, visible))
     return scaled_dot_product_attention(call.query, key, value, mask, scale=call.scaling)

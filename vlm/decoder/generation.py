@@ -9,6 +9,7 @@ from transformers import DynamicCache
 
 from mmaccel.cache import require_memory
 from mmaccel.cache.argument import cache_of
+from mmaccel.cache.evicting import ROOM
 from mmaccel.decoding.setting import give_cache, prompt_ids, setting
 from mmaccel.report import Report
 
@@ -41,12 +42,19 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
         if value is not None and value is not True:
             run.warn(f"{method} ran plainly: {name}={value!r}")
             return None
-    need = method.cache_bytes(config, batch, prompt, new, model.dtype)
-    require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
+    new = min(new, ROOM)  # a cache grows: few answers have all the tokens that they may have
+    if not on_several_devices(model):  # what each device gets of the layers is not known here
+        need = method.cache_bytes(config, batch, prompt, new, model.dtype)
+        require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)
     cache.reader = attention
     give_cache(model, kwargs, cache)
     return cache
+
+
+def on_several_devices(model: Any) -> bool:
+    """Whether the weights of a model are on several devices."""
+    return len({weight.device for weight in model.parameters()}) > 1
 
 
 def _sizes(model: Any, kwargs: dict[str, Any]) -> tuple[int, int, int]:

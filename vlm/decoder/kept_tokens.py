@@ -13,7 +13,7 @@ from mmaccel.cache.argument import cache_of
 from mmaccel.errors import PromptError
 from mmaccel.patching import hook
 
-from .call import Call, GenerateRun
+from .call import AttentionCall, GenerateRun
 from .columns import Columns, taken
 from .rows import causal_pairs
 
@@ -60,7 +60,7 @@ class KeptTokens:
         self.columns.fill(kwargs)
         return taken(hidden, self.chosen, -2) if layer == self.last + 1 else hidden
 
-    def pairs_missing(self, call: Call) -> int:
+    def pairs_missing(self, call: AttentionCall) -> int:
         """Pairs of query and key that plain attention would compute beside those of a call."""
         rows = zip(self.lengths, self.columns.real.sum(1).tolist(), strict=True)
         if self.filling:

@@ -14,7 +14,7 @@ from mmaccel.errors import SettingError
 from mmaccel.method import Method, is_count, is_number
 from mmaccel.session import Session
 
-from .call import Call, GenerateRun
+from .call import AttentionCall, GenerateRun
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class DecoderMethod(Method):
         """Whether these settings are plain attention."""
         return getattr(self, "budget", None) == 1.0
 
-    def attend(self, call: Call) -> torch.Tensor | None:
+    def attend(self, call: AttentionCall) -> torch.Tensor | None:
         """The output `[B, Hq, M, D]`, or None to leave the call to another method or plain attention."""
         return None
 
-    def after(self, call: Call) -> None:  # noqa: B027  optional
+    def after(self, call: AttentionCall) -> None:  # noqa: B027  optional
         """Called after a layer has attended."""
 
     def make_cache(self, config: Any, prompt: int, new: int) -> Cache:

@@ -13,7 +13,7 @@ from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from .call import Call, GenerateRun
+from .call import AttentionCall, GenerateRun
 from .kept_tokens import KeptTokens, install
 from .method import DecoderMethod, is_share
 
@@ -131,7 +131,7 @@ class PrefillDrop(DecoderMethod):
             adapter, attention = session.adapter, session.adapter.attention
             install(adapter.layers, self.drops(len(adapter.layers)), lambda: attention.run, stack)
 
-    def after(self, call: Call) -> None:
+    def after(self, call: AttentionCall) -> None:
         """Choose what the later layers get, after a layer that is the last before a drop."""
         run, kept = call.run, call.run.kept_at(call.layer_idx)
         if run.kept:
@@ -141,7 +141,7 @@ class PrefillDrop(DecoderMethod):
         if call.layer_idx in run.drops and filling:
             self._choose(call, kept)
 
-    def _choose(self, call: Call, before: KeptTokens | None) -> None:
+    def _choose(self, call: AttentionCall, before: KeptTokens | None) -> None:
         """What the layers after this one get, of what it got."""
         if call.run.guessing is not None:  # they would vote in place of the prompt's end, and are taken back later
             call.run.warn(f"PrefillDrop dropped nothing: {call.run.guessing} was given")
@@ -158,7 +158,7 @@ class PrefillDrop(DecoderMethod):
             if any(len(columns) < call.keys - start for columns, start in zip(chosen, call.starts, strict=True)):
                 call.run.kept.append(KeptTokens(call.layer_idx, torch.stack(left), length, lengths, before))
 
-    def _row(self, call: Call, row: int, length: int) -> torch.Tensor:
+    def _row(self, call: AttentionCall, row: int, length: int) -> torch.Tensor:
         """Columns to keep of one row, whose prompt has so many tokens, ascending."""
         assert call.starts is not None
         start = call.starts[row]

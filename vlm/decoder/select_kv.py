@@ -14,7 +14,7 @@ from mmaccel.kernels.policies import DECODE, dominant_pairs, label_channels
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
-from .call import FEW_QUERIES, Call, GenerateRun
+from .call import FEW_QUERIES, AttentionCall, GenerateRun
 from .method import DecoderMethod
 from .rows import causal_pairs
 
@@ -87,7 +87,7 @@ class SelectKV(DecoderMethod):
     def cache_bytes(self, config: Any, batch: int, prompt: int, new: int, dtype: torch.dtype) -> int:
         return estimate_bytes(config, batch, prompt + new, dtype)
 
-    def attend(self, call: Call) -> torch.Tensor | None:
+    def attend(self, call: AttentionCall) -> torch.Tensor | None:
         if not self._selects(call):
             return None
         if call.starts is None:
@@ -101,13 +101,13 @@ class SelectKV(DecoderMethod):
         call.count_pairs(sum(pairs))
         return output
 
-    def _selects(self, call: Call) -> bool:
+    def _selects(self, call: AttentionCall) -> bool:
         few = call.queries <= FEW_QUERIES and call.keys > call.queries
         return isinstance(call.cached, SelectingLayer) and few and call.layer_idx >= self.dense_layers
 
     def _attend(
         self,
-        call: Call,
+        call: AttentionCall,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -127,7 +127,7 @@ class SelectKV(DecoderMethod):
             pairs.append(query.shape[0] * query.shape[1] * causal_pairs(queries, length))
         return call.verify(query, key, value, token_idx)
 
-    def after(self, call: Call) -> None:
+    def after(self, call: AttentionCall) -> None:
         """Compute from a prompt the state that the policy needs."""
         if self.policy not in LEARNED or call.queries <= FEW_QUERIES or call.starts is None:
             return

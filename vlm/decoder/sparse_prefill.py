@@ -15,7 +15,7 @@ from mmaccel.kernels.policies.prefill.blocks import BlockGrid, keep_first
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 
-from .call import Call, GenerateRun
+from .call import AttentionCall, GenerateRun
 from .method import DecoderMethod, is_share
 from .rows import causal_pairs, visible_in_blocks
 
@@ -107,7 +107,7 @@ class SparsePrefill(DecoderMethod):
             self._require(is_count(getattr(self, name), 0), name, "a whole number of at least 0")
         self._require(isinstance(self.always, bool), "always", "True or False")
 
-    def attend(self, call: Call) -> torch.Tensor | None:
+    def attend(self, call: AttentionCall) -> torch.Tensor | None:
         if self.is_neutral or call.queries < self.min_length or call.starts is None:
             if call.queries >= self.min_length and call.starts is None:
                 call.run.warn("SparsePrefill ran densely: the mask is more than causal with padding on the left")
@@ -120,7 +120,7 @@ class SparsePrefill(DecoderMethod):
         call.count_pairs(sum(_pairs(call, plans[rows], rows, *rest) for rows, *rest in call.pieces()))
         return call.by_rows(lambda query, key, value, rows: _attend(call, plans[rows], query, key, value))
 
-    def _plan(self, call: Call, rows: tuple[int, int], start: int, query_start: int) -> BlockPlan | None:
+    def _plan(self, call: AttentionCall, rows: tuple[int, int], start: int, query_start: int) -> BlockPlan | None:
         """Which blocks these rows read, None where dense attention is the better choice."""
         query, key, _ = call.part(rows, start, query_start)
         if query.shape[2] < self.min_length:
@@ -154,7 +154,7 @@ def _filled(plan: BlockPlan, keys: int, queries: int) -> BlockPlan:
 
 
 def _attend(
-    call: Call, plan: BlockPlan | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    call: AttentionCall, plan: BlockPlan | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     return kernels.block_sparse_attention(query, key, value, plan, causal=True, scale=call.scaling)[0]
 
@@ -163,7 +163,7 @@ def _plan_bytes(plan: BlockPlan | None) -> int:
     return 0 if plan is None else tensor_bytes((plan.row_ptr, plan.col, plan.n_full))
 
 
-def _pairs(call: Call, plan: BlockPlan | None, rows: tuple[int, int], start: int, query_start: int) -> Any:
+def _pairs(call: AttentionCall, plan: BlockPlan | None, rows: tuple[int, int], start: int, query_start: int) -> Any:
     """Pairs of query and key in the blocks of a plan, all rows and heads counted; a tensor."""
     batch, heads = rows[1] - rows[0], call.query.shape[1]
     if plan is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Row:
+class VisualClass:
     """One class of transformers.
 
     Attributes
@@ -55,12 +55,12 @@ class Row:
 
 
 RESAMPLED = "tokens that a resampler makes of all patches"
-TILES = Row(tiles=True)
-GRID = Row()
+TILES = VisualClass(tiles=True)
+GRID = VisualClass()
 
-GLM = Row(video="image")
+GLM = VisualClass(video="image")
 
-ROWS: dict[str, Row] = {
+ROWS: dict[str, VisualClass] = {
     "Qwen2VLForConditionalGeneration": GRID,
     "Qwen2_5_VLForConditionalGeneration": GRID,
     "Qwen3VLForConditionalGeneration": GRID,
@@ -73,7 +73,7 @@ ROWS: dict[str, Row] = {
     "Glm4vMoeForConditionalGeneration": GLM,
     "Glm46VForConditionalGeneration": GLM,
     "Glm5NextForConditionalGeneration": GLM,
-    "GlmOcrForConditionalGeneration": Row(video="image", reads=True),
+    "GlmOcrForConditionalGeneration": VisualClass(video="image", reads=True),
     "Ernie4_5_VLMoeForConditionalGeneration": GRID,
     "Exaone4_5_ForConditionalGeneration": GRID,
     "CohereCompassForConditionalGeneration": GRID,
@@ -81,41 +81,41 @@ ROWS: dict[str, Row] = {
     "Cosmos3OmniForConditionalGeneration": GRID,
     "Dots3NoteForConditionalGeneration": GRID,
     "HyperCLOVAXVisionV2ForConditionalGeneration": GRID,
-    "Kimi_K25ForConditionalGeneration": Row(order="rows"),
+    "Kimi_K25ForConditionalGeneration": VisualClass(order="rows"),
     "Lfm3VlForConditionalGeneration": GRID,
     "MiniMaxM3SparseForConditionalGeneration": GRID,
-    "MuseGlimmerForConditionalGeneration": Row(order="rows"),
-    "MuseSparkForConditionalGeneration": Row(order="rows"),
+    "MuseGlimmerForConditionalGeneration": VisualClass(order="rows"),
+    "MuseSparkForConditionalGeneration": VisualClass(order="rows"),
     "VideoLlama3ForConditionalGeneration": GRID,
-    "PaddleOCRVLForConditionalGeneration": Row(order="rows", reads=True),
-    "HunYuanVLForConditionalGeneration": Row(unplaced="ends of rows among its tokens", counted=False),
-    "InternVLForConditionalGeneration": Row(tiles=True, cells="image_seq_length", frames=True),
-    "QianfanOCRForConditionalGeneration": Row(tiles=True, cells="image_seq_length", reads=True),
-    "SmolVLMForConditionalGeneration": Row(tiles=True, frames=True),
+    "PaddleOCRVLForConditionalGeneration": VisualClass(order="rows", reads=True),
+    "HunYuanVLForConditionalGeneration": VisualClass(unplaced="ends of rows among its tokens", counted=False),
+    "InternVLForConditionalGeneration": VisualClass(tiles=True, cells="image_seq_length", frames=True),
+    "QianfanOCRForConditionalGeneration": VisualClass(tiles=True, cells="image_seq_length", reads=True),
+    "SmolVLMForConditionalGeneration": VisualClass(tiles=True, frames=True),
     "Idefics3ForConditionalGeneration": TILES,
-    "LlavaForConditionalGeneration": Row(tiles=True, order="rows"),
+    "LlavaForConditionalGeneration": VisualClass(tiles=True, order="rows"),
     "VipLlavaForConditionalGeneration": TILES,
     "AyaVisionForConditionalGeneration": TILES,
     "Cohere2VisionForConditionalGeneration": TILES,
     "DeepseekVLForConditionalGeneration": TILES,
-    "GotOcr2ForConditionalGeneration": Row(tiles=True, reads=True),
-    "AriaForConditionalGeneration": Row(tiles=True, unplaced=RESAMPLED),
-    "Gemma3ForConditionalGeneration": Row(tiles=True, cells="mm_tokens_per_image"),
-    "Ovis2ForConditionalGeneration": Row(tiles=True, own=True, carried="visual_indicator_features"),
-    "Llama4ForConditionalGeneration": Row(tiles=True, projector="multi_modal_projector", skip_last=True),
+    "GotOcr2ForConditionalGeneration": VisualClass(tiles=True, reads=True),
+    "AriaForConditionalGeneration": VisualClass(tiles=True, unplaced=RESAMPLED),
+    "Gemma3ForConditionalGeneration": VisualClass(tiles=True, cells="mm_tokens_per_image"),
+    "Ovis2ForConditionalGeneration": VisualClass(tiles=True, own=True, carried="visual_indicator_features"),
+    "Llama4ForConditionalGeneration": VisualClass(tiles=True, projector="multi_modal_projector", skip_last=True),
     "DeepseekVLHybridForConditionalGeneration": TILES,
-    "Mistral3ForConditionalGeneration": Row(order="rows"),
-    "MistralLarge4ForConditionalGeneration": Row(order="rows"),
-    "LightOnOcrForConditionalGeneration": Row(order="rows", reads=True),
-    "Gemma4ForConditionalGeneration": Row(order="rows"),
-    "MiniCPMV4_6ForConditionalGeneration": Row(unplaced="patches that it merges on the way"),
-    "Lfm2VlForConditionalGeneration": Row(order="rows"),
-    "Idefics2ForConditionalGeneration": Row(
+    "Mistral3ForConditionalGeneration": VisualClass(order="rows"),
+    "MistralLarge4ForConditionalGeneration": VisualClass(order="rows"),
+    "LightOnOcrForConditionalGeneration": VisualClass(order="rows", reads=True),
+    "Gemma4ForConditionalGeneration": VisualClass(order="rows"),
+    "MiniCPMV4_6ForConditionalGeneration": VisualClass(unplaced="patches that it merges on the way"),
+    "Lfm2VlForConditionalGeneration": VisualClass(order="rows"),
+    "Idefics2ForConditionalGeneration": VisualClass(
         tiles=True, cells="perceiver_config.resampler_n_latents", unplaced=RESAMPLED
     ),
-    "VideoLlavaForConditionalGeneration": Row(tiles=True, unplaced="a class token among its tokens"),
-    "Molmo2ForConditionalGeneration": Row(own=True, unplaced="overlapping crops, of which tokens are pooled"),
-    "Step3p7ForConditionalGeneration": Row(unplaced="views of two sizes"),
+    "VideoLlavaForConditionalGeneration": VisualClass(tiles=True, unplaced="a class token among its tokens"),
+    "Molmo2ForConditionalGeneration": VisualClass(own=True, unplaced="overlapping crops, of which tokens are pooled"),
+    "Step3p7ForConditionalGeneration": VisualClass(unplaced="views of two sizes"),
 }
 
 _ENCODED = "an encoder reads its pictures and its text: methods work on what a decoder reads"
@@ -156,7 +156,7 @@ REFUSED: dict[str, str] = {
 }
 
 
-def row_of(target: Any) -> Row:
+def row_of(target: Any) -> VisualClass:
     """The line of a model's class, or of the class that it is derived from."""
     return next(ROWS[cls.__name__] for cls in type(target).__mro__ if cls.__name__ in ROWS)
 

@@ -79,7 +79,7 @@ class LightPipeline:
         boxes = torch.cat([middle - size / 2, middle + size / 2], -1).cpu() * scale
         kept = [int(i) for i in reading_order(output.order_logits[0].float()) if chances[i] >= self.threshold]
         names = self.layout.config.id2label
-        return [(tuple(boxes[i].tolist()), names.get(int(kinds[i]), "")) for i in kept]  # type: ignore[misc]
+        return [(tuple(boxes[i].tolist()), names.get(int(kinds[i]), "")) for i in kept]
 
     def _read(self, line: Image.Image) -> str:
         """The text of one line."""

@@ -95,7 +95,8 @@ def _region(given: Any) -> Region:
     box = [float(each) if isinstance(each, Real) else math.nan for each in given[0]]
     if len(box) != 4 or not all(map(math.isfinite, box)) or box[0] >= box[2] or box[1] >= box[3]:
         raise SettingError(f"a region has the box {shown(given[0])}: it must be (left, top, right, bottom) in pixels")
-    return Region(tuple(box), given[1])  # type: ignore[arg-type]
+    left, top, right, bottom = box
+    return Region((left, top, right, bottom), given[1])
 
 
 def crop(page: Image.Image, region: Region) -> Image.Image | None:

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from mmaccel.errors import VideoFileError
-from mmaccel.uploads.apart import ApartReader, Reading, Wanted
+from mmaccel.uploads.apart import ApartReader, UploadRun, Wanted
 from mmaccel.uploads.found import found
 from mmaccel.uploads.limits import UploadLimits
 
@@ -15,7 +15,7 @@ from .read_video import PICTURES, VideoFrames, take
 from .sampling import llava
 
 
-def read_clip(path: Path | str, frames: int, limits: UploadLimits, run: Reading | None = None) -> VideoFrames:
+def read_clip(path: Path | str, frames: int, limits: UploadLimits, run: UploadRun | None = None) -> VideoFrames:
     """`frames` of an uploaded clip, or all where it has fewer, as :func:`mmaccel.vlm.read_video` takes them.
 
     Raises

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..decoder.call import Call, GenerateRun
+from ..decoder.call import AttentionCall, GenerateRun
 from ..decoder.method import DecoderMethod
 from .compressed import Compressed, everything
 from .row import Cut
@@ -104,7 +104,7 @@ class Compressor(DecoderMethod):
         """For each decoder layer before which visual tokens are dropped, the tokens that stay."""
         return {}
 
-    def after(self, call: Call) -> None:
+    def after(self, call: AttentionCall) -> None:
         """The attention of the layers before it decides which ones."""
         if call.run.watch is not None:
             call.run.watch(call)

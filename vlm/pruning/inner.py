@@ -14,7 +14,7 @@ from mmaccel.cache.argument import cache_of
 from mmaccel.decoding.setting import setting
 from mmaccel.patching import hook
 
-from ..decoder.call import Call, GenerateRun
+from ..decoder.call import AttentionCall, GenerateRun
 from ..decoder.columns import Columns
 from ..input.prompt import NO_PLACE, Prompt
 from .clustering import means
@@ -62,7 +62,7 @@ class Cuts:
             counts[layer:] = [kept / self.copies] * (layers - layer)
         return sum(counts) / layers
 
-    def watch(self, call: Call) -> None:
+    def watch(self, call: AttentionCall) -> None:
         """After a layer has attended: keep the last token's attention, if a later layer needs it."""
         if self.filling and not self.apart and call.layer_idx in self.watched and call.queries > 1:
             self.scores = _last_attention(call)
@@ -208,7 +208,7 @@ def _merged(hidden: torch.Tensor, kept: torch.Tensor, rest: torch.Tensor) -> tor
     return merged
 
 
-def _last_attention(call: Call) -> torch.Tensor:
+def _last_attention(call: AttentionCall) -> torch.Tensor:
     """Attention of the last token, mean over heads, float32 `[B, N]`; 0 at padding."""
     group = call.query.shape[1] // call.key.shape[1]
     scale = call.query.shape[-1] ** -0.5 if call.scaling is None else call.scaling

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmaccel import zoo
 
-from .race import embedded
+from .board import embedded
 
 # A click on a card tells its number.
 SCRIPT = """

@@ -16,7 +16,7 @@ from mmaccel.report import Report
 
 from ..frame import Frame, Work
 from ..runs import Run
-from .race import ACCELERATED, PLAIN, Scoreboard, ratio
+from .board import ACCELERATED, PLAIN, Scoreboard, ratio
 
 Parts = Sequence[gr.components.Component]
 
@@ -84,11 +84,11 @@ class Advanced:
     method: gr.Textbox
 
 
-def advanced(frame: Frame, kind: str, example: str, seeded: bool = True) -> Advanced:
-    """Seed (unless nothing is drawn), model and own methods; called inside the tab's own accordion."""
+def advanced(frame: Frame, kind: str, example: str, seeded: bool = True, note: str | None = None) -> Advanced:
+    """Seed (unless nothing is drawn), model with a note, and own methods; called inside the tab's own accordion."""
     names = frame.models.names(kind)
     seed = optional_number("Seed", "random", seeded)
-    model = gr.Dropdown(names, value=names[0], label="Model", allow_custom_value=frame.models.any_model)
+    model = gr.Dropdown(names, value=names[0], label="Model", info=note, allow_custom_value=frame.models.any_model)
     method = gr.Textbox(
         label="Own methods, instead of the preset",
         info="as on the command line, one per line; mmaccel methods lists them",

@@ -8,7 +8,8 @@ from typing import Any
 
 from PIL import Image
 
-from mmaccel.canvas.command import ONE_BY_ONE, WARM
+from mmaccel.canvas.arguments import ONE_BY_ONE
+from mmaccel.canvas.command import WARM
 from mmaccel.canvas.commits import Commits
 from mmaccel.canvas.generation import inputs_of
 from mmaccel.comparison.difference import alike
@@ -16,7 +17,7 @@ from mmaccel.errors import PromptError, UnsupportedTargetError
 from mmaccel.report import Report
 from mmaccel.session import accelerate
 
-from ..looks.race import ACCELERATED, PLAIN
+from ..looks.board import ACCELERATED, PLAIN
 from ..models import Models
 from ..runs import Run
 from .choice import Choice

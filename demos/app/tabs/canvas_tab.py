@@ -12,14 +12,14 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.canvas.command import ONE_BY_ONE, QUESTION
+from mmaccel.canvas.arguments import ONE_BY_ONE, QUESTION
 from mmaccel.canvas.method import MASKS
 
 from ..frame import Frame
 from ..limits import Limits, number
 from ..looks import panels
+from ..looks.board import embedded
 from ..looks.gallery import SIDE, Card, gallery
-from ..looks.race import embedded
 from ..runs import Run
 from ..uploads.reading import read_picture
 from .canvas_run import CanvasRequest, fill
@@ -59,7 +59,7 @@ def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, path: 
     with run.stage("read"):
         shown = read_picture(path, frame.limits)
     made = fill(frame.models, run, request, shown)
-    told = results.values(run, request.choice.seed, made.report, canvas_code(request))
+    told = results.values(run, request.choice.seed, made.report, canvas_code(request, frame.models))
     texts = panels.both_texts(made.plain, made.text, alone=f"<p>{html.escape(made.text)}</p>")
     return [panels.verdict(made.report, made.cost), texts, gr.update(value=made.committed, visible=True), *told]
 

@@ -1,4 +1,4 @@
-"""The Python that does what a tab just did, made from the very settings that ran."""
+"""The Python that does what a tab just did, made from the very settings that ran, on the device of the demo."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from mmaccel import zoo
 from mmaccel.video.families.rates import USUAL
 
+from ..models import Models
 from .canvas_run import CanvasRequest
 from .choice import Choice
 from .image_run import ImageRequest
@@ -17,10 +18,10 @@ from .video_run import VideoRequest
 SPOKEN = "talk.wav"  # in place of what was spoken into a microphone
 
 
-def image_code(request: ImageRequest) -> str:
+def image_code(request: ImageRequest, models: Models) -> str:
     """Python that draws the same picture; another sample only where a method picks its window from times."""
     if request.choice.model not in zoo.names():
-        return _painter_code(request)
+        return _painter_code(request, models)
     seed = request.settings.seed
     given = {key: value for key, value in request.settings.arguments().items() if key != "num_return_sequences"}
     call = f'generate(**inputs, generation_mode="image"{_more(given)}'
@@ -33,25 +34,26 @@ def image_code(request: ImageRequest) -> str:
         *_imports(request.choice, "import torch", parts=["zoo"]),
         "",
         f"model, processor = zoo.load({request.choice.model!r})",
-        f'inputs = processor(text={request.prompt!r}, generation_mode="image", return_tensors="pt")',
+        *_moved("model", models),
+        f'inputs = processor(text={request.prompt!r}, generation_mode="image", return_tensors="pt"){_sent(models)}',
         f"with mmaccel.accelerate(model, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
-        f"    tokens = fast.{call}, generator=torch.Generator().manual_seed({seed}))",
+        f"    tokens = fast.{call}, generator=torch.Generator({_device(models)}).manual_seed({seed}))",
         "    print(fast.report)",
-        "pixels = model.decode_image_tokens(tokens)",
+        f"pixels = model.decode_image_tokens(tokens){'.cpu()' if _device(models) else ''}",
         'picture = processor.postprocess(list(pixels.float()), return_tensors="PIL.Image.Image")["pixel_values"][0]',
         'picture.save("picture.png")',
     )
 
 
-def _painter_code(request: ImageRequest) -> str:
+def _painter_code(request: ImageRequest, models: Models) -> str:
     """The same for models outside the zoo, whose families take their arguments in different ways."""
     prompts = f"[{request.prompt!r}]"
     plain = ["    with fast.baseline() as plain:", f"        painter.generate(plain, {prompts}, settings)"]
     return _joined(
-        *_imports(request.choice, "from mmaccel.image import generation"),
+        *_imports(request.choice, *_torch(models), "from mmaccel.image import generation"),
         "",
-        f"painter = generation.load({request.choice.model!r})",
+        f"painter = generation.load({_loaded(request.choice.model, models)})",
         f"settings = {_call('generation.ImageSettings', request.settings)}",
         f"with mmaccel.accelerate(painter.target, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
@@ -61,11 +63,11 @@ def _painter_code(request: ImageRequest) -> str:
     )
 
 
-def video_code(request: VideoRequest, rate: float = USUAL) -> str:
+def video_code(request: VideoRequest, models: Models, rate: float = USUAL) -> str:
     """Python that films the same clip; another one only where a method picks its steps from times."""
     model = request.choice.model
     own = model in zoo.names()
-    load = f"zoo.load({model!r})" if own else f"generation.load({model!r})"
+    load = f"zoo.load({model!r})" if own else f"generation.load({_loaded(model, models)})"
     call = f"prompt={request.prompt!r}{_more(request.settings.arguments())}"
     generator = f"generator=torch.Generator().manual_seed({request.settings.seed})"
     plain = [
@@ -77,6 +79,7 @@ def video_code(request: VideoRequest, rate: float = USUAL) -> str:
         *([] if own else ["from mmaccel.video import generation"]),
         "",
         f"pipe = {load}",
+        *(_moved("pipe", models) if own else []),
         f"with mmaccel.accelerate(pipe, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
         f'    frames = fast({call}, {generator}, output_type="pil").frames[0]',
@@ -85,7 +88,7 @@ def video_code(request: VideoRequest, rate: float = USUAL) -> str:
     )
 
 
-def question_code(request: QuestionRequest) -> str:
+def question_code(request: QuestionRequest, models: Models) -> str:
     """Python that gives the same answer."""
     model = request.choice.model
     own = model in zoo.names()
@@ -94,17 +97,18 @@ def question_code(request: QuestionRequest) -> str:
         "    with fast.baseline() as plain:  # measures the plain model",
         f"        plain.generate(**inputs, {options})",
     ]
+    dtype = f", dtype={models.dtype}" if models.dtype else ""
     hub = [
-        f"model = AutoModelForImageTextToText.from_pretrained({model!r})",
+        f"model = AutoModelForImageTextToText.from_pretrained({model!r}{dtype}){_sent(models)}",
         f"processor = AutoProcessor.from_pretrained({model!r})",
     ]
     return _joined(
-        *_imports(request.choice, parts=["vlm", *(["zoo"] if own else [])]),
+        *_imports(request.choice, *_torch(models), parts=["vlm", *(["zoo"] if own else [])]),
         *([] if own else ["from transformers import AutoModelForImageTextToText, AutoProcessor"]),
         "",
-        *([f"model, processor = zoo.load({model!r})"] if own else hub),
+        *([f"model, processor = zoo.load({model!r})", *_moved("model", models)] if own else hub),
         f"video = vlm.read_video({request.clip!r}, frames={request.frames}, max_side={request.max_side})",
-        *_asking(request, own),
+        *_asking(request, own, models),
         f"with mmaccel.accelerate(model, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
         f"    tokens = fast.generate(**inputs, {options})",
@@ -113,10 +117,11 @@ def question_code(request: QuestionRequest) -> str:
     )
 
 
-def _asking(request: QuestionRequest, own: bool) -> list[str]:
+def _asking(request: QuestionRequest, own: bool, models: Models) -> list[str]:
     """Lines that make the inputs: a shipped model's processor knows how a question is asked."""
     if own and not request.earlier:
-        return [f'inputs = processor(videos=[video.frames], text={request.question!r}, return_tensors="pt")']
+        asked = f"videos=[video.frames], text={request.question!r}"
+        return [f'inputs = processor({asked}, return_tensors="pt"){_sent(models)}']
     told = "" if own else "**told, "  # of transformers
     return [
         f"conversation = {conversation(request)!r}",
@@ -126,15 +131,18 @@ def _asking(request: QuestionRequest, own: bool) -> list[str]:
     ]
 
 
-def canvas_code(request: CanvasRequest) -> str:
+def canvas_code(request: CanvasRequest, models: Models) -> str:
     """Python that fills the same canvas."""
     call = f"**inputs, gen_length={request.gen_length}, threshold={request.threshold:g}"
     plain = ["    with fast.baseline() as plain:  # measures the plain pipeline", f"        plain({call})"]
     return _joined(
-        *_imports(request.choice, "import numpy as np", "from PIL import Image", parts=["zoo"]),
+        *_imports(
+            request.choice, "import numpy as np", *_torch(models), "from PIL import Image, ImageOps", parts=["zoo"]
+        ),
         "",
         f"pipe, processor = zoo.load({request.choice.model!r})",
-        f"picture = np.asarray(Image.open({request.file!r}).convert('RGB'))",
+        *_moved("pipe.model", models),
+        f'picture = np.asarray(ImageOps.exif_transpose(Image.open({request.file!r})).convert("RGB"))',
         f"inputs = processor(videos=[picture[None]], text={request.question!r})",
         f"with mmaccel.accelerate(pipe, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
@@ -143,13 +151,14 @@ def canvas_code(request: CanvasRequest) -> str:
     )
 
 
-def speech_code(request: SpeechRequest) -> str:
+def speech_code(request: SpeechRequest, models: Models) -> str:
     """Python that hears the same recording; in place of what was spoken stands one that the reader has."""
-    loaded = f"speech.load({request.model!r})"
+    loaded = f"speech.load({_loaded(request.model, models)})"
     policy, endpoint = (_call(f"speech.{type(one).__name__}", one) for one in (request.policy, request.endpoint))
     chunks = f"speech.read_audio({request.file or SPOKEN!r}).split({PUSH})"
     remark = "" if request.file else "  # or what a microphone gives"
     return _joined(
+        *_torch(models),
         "from mmaccel import speech",
         "",
         f"asr = speech.StreamingRecognizer(*{loaded}, policy={policy}, endpoint={endpoint}{_more(request.told())})",
@@ -159,6 +168,35 @@ def speech_code(request: SpeechRequest) -> str:
         "            print(event)",
         "    print(stream.finish(), stream.stats)",
     )
+
+
+def _loaded(model: str, models: Models) -> str:
+    """The arguments that load a model there."""
+    return repr(model) + (f", {place}" if (place := _place(models)) else "")
+
+
+def _moved(target: str, models: Models) -> list[str]:
+    """The line that moves there what is loaded on the CPU, in float32."""
+    return [f"{target}.to({place})"] if (place := _place(models)) else []
+
+
+def _sent(models: Models) -> str:
+    """What moves inputs there."""
+    return f".to({device})" if (device := _device(models)) else ""
+
+
+def _place(models: Models) -> str:
+    """Where the demo's models are, and in which dtype; empty on the CPU, in their own."""
+    dtype = f", {models.dtype}" if models.dtype else ""
+    return f"{models.device!r}{dtype}" if dtype or _device(models) else ""
+
+
+def _device(models: Models) -> str:
+    return "" if models.device == "cpu" else repr(models.device)
+
+
+def _torch(models: Models) -> list[str]:
+    return ["import torch"] if models.dtype else []
 
 
 def _imports(choice: Choice, *more: str, parts: Sequence[str] = ()) -> list[str]:

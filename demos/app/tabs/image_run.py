@@ -17,7 +17,7 @@ from mmaccel.image.pipeline_painter import PipelinePainter
 from mmaccel.report import Report
 from mmaccel.session import Session, accelerate
 
-from ..looks.race import ACCELERATED, PLAIN, film
+from ..looks.board import ACCELERATED, PLAIN, film
 from ..models import Models
 from ..runs import Run
 from .choice import Choice

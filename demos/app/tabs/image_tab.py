@@ -78,7 +78,7 @@ def _cards() -> list[Card]:
 def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, *values: Any) -> list[Any]:
     request = asked(frame.limits, compare, *values)
     drawn = draw(frame.models, run, request)
-    told = results.values(run, request.choice.seed, drawn.report, image_code(request), drawn.quality)
+    told = results.values(run, request.choice.seed, drawn.report, image_code(request, frame.models), drawn.quality)
     computed = gr.update(value=drawn.computed, visible=drawn.computed is not None)
     return [panels.verdict(drawn.report, drawn.cost, drawn.film), *_pictures(drawn), computed, *told]
 

@@ -18,7 +18,7 @@ from mmaccel.errors import AudioError, SettingError
 from mmaccel.speech.stream.stats import StreamStats
 
 from ..frame import Frame, visitor
-from ..runs import Run, readable
+from ..runs import Run, Stopped, readable
 from .code import speech_code
 from .live_words import LiveWords, page, remark
 from .speech_run import SpeechRequest, recognizer
@@ -39,7 +39,7 @@ class Listening:
     Parameters
     ----------
     load
-        Makes the recogniser; called in the thread.
+        Makes the recogniser in a run that :meth:`close` stops; called in the thread.
     request
         How the visitor is heard.
     most
@@ -55,13 +55,15 @@ class Listening:
         Of the stream; None before it began.
     over
         Whether it has ended: what comes later is dropped.
+    run
+        Tells how long it took to load the model.
     """
 
     def __init__(
-        self, load: Callable[[SpeechRequest], speech.StreamingRecognizer], request: SpeechRequest, most: float
+        self, load: Callable[[Run, SpeechRequest], speech.StreamingRecognizer], request: SpeechRequest, most: float
     ) -> None:
         self.request, self.most, self.seconds, self.answers = request, most, 0.0, 0
-        self.words, self.over = LiveWords(), False
+        self.words, self.over, self.run = LiveWords(), False, Run()
         self.stats: StreamStats | None = None
         self._load, self._error = load, list[Exception]()
         self._chunks: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
@@ -86,20 +88,21 @@ class Listening:
             raise self._error.pop()
 
     def close(self) -> None:
-        """The visitor left: let go of the sound."""
+        """The visitor stopped it, or left: let go of the sound, and of the place in the queue for the model."""
         self.over = True
+        self.run.stop()
         self._chunks.put(None)
 
     def _run(self) -> None:
         try:
-            with self._load(self.request).stream(update_interval=self.request.update_interval) as stream:
+            with self._load(self.run, self.request).stream(update_interval=self.request.update_interval) as stream:
                 self.stats = stream.stats
                 while (chunk := self._chunks.get(timeout=GONE)) is not None and not self.over:
                     rate, samples = chunk
                     self.words.take(stream.push(samples, rate, partials=self._chunks.qsize() <= BEHIND))
                 if not self.over:
                     self.words.take(stream.finish())
-        except queue.Empty:  # gone without a word, or before the server knew that they began
+        except (queue.Empty, Stopped):  # gone without a word, or before the server knew that they began
             self.over = True
         except Exception as error:
             self._error.append(error)
@@ -127,7 +130,7 @@ class Microphone:
         self.frame, self.asked, self.ended = frame, asked, ended
         # A visitor's own state holds the stream; this only finds it when they close their tab.
         self.speakers: WeakValueDictionary[str, Listening] = WeakValueDictionary()
-        frame.goodbyes.append(lambda visitor: _close(self.speakers.get(visitor)))
+        frame.ends.append(lambda visitor: _close(self.speakers.get(visitor)))
 
     def connect(self, microphone: gr.HTML, inputs: list[Any], outputs: list[Any]) -> None:
         """Let sound become words while it is spoken; the script triggers one event after the other."""
@@ -159,8 +162,8 @@ class Microphone:
                 f"{MICROPHONES} visitors are speaking, and the demo takes no more: try again in a minute"
             )
 
-    def _recognizer(self, request: SpeechRequest) -> speech.StreamingRecognizer:
-        return recognizer(self.frame.models, Run(), request)
+    def _recognizer(self, run: Run, request: SpeechRequest) -> speech.StreamingRecognizer:
+        return recognizer(self.frame.models, run, request)
 
     def hear(self, message: Any, listening: Listening | None) -> tuple[Any, Any]:
         """Sound of a visitor: ``{"rate": samples a second, "sound": base64 of int16}``."""
@@ -175,7 +178,7 @@ class Microphone:
         if listening.seconds >= listening.most and not listening.over:
             gr.Info(f"One recording ends after {listening.most:g} s. Speak again to go on.")
             return {**_answer(listening), "over": True}, gr.skip()
-        return _answer(listening), gr.skip() if listening.stats is None else listening.words.page()
+        return _answer(listening), gr.skip() if listening.stats is None else listening.words.page(listening.over)
 
     def finish(self, listening: Listening | None) -> Iterator[list[Any]]:
         """A visitor stops speaking."""
@@ -183,7 +186,8 @@ class Microphone:
             return
         with readable():
             listening.finish()
-        yield self.ended(listening.words, Run(), str(listening.stats), speech_code(listening.request))
+        code = speech_code(listening.request, self.frame.models)
+        yield self.ended(listening.words, listening.run, str(listening.stats), code)
 
 
 def component() -> gr.HTML:

@@ -16,7 +16,7 @@ from mmaccel.report import Report
 from mmaccel.session import accelerate
 from mmaccel.vlm.input.processed import processed
 
-from ..looks.race import ACCELERATED, PLAIN
+from ..looks.board import ACCELERATED, PLAIN
 from ..models import Models
 from ..runs import Run
 from .choice import Choice

@@ -17,8 +17,8 @@ from mmaccel.files import clips
 from ..frame import Frame
 from ..limits import Limits, number
 from ..looks import panels
+from ..looks.board import embedded
 from ..looks.gallery import SIDE, Card, gallery
-from ..looks.race import embedded
 from ..runs import Run
 from ..uploads.reading import read_clip
 from .choice import Choice
@@ -96,7 +96,7 @@ def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: 
     request = replace(request, frames=len(video))
     made = answer(frame.models, run, request, video)
     talk = Talk(clip, [*talk.turns, (request.question, made.answer)][-MOST_TURNS:])
-    told = results.values(run, request.choice.seed, made.report, question_code(request), made.quality)
+    told = results.values(run, request.choice.seed, made.report, question_code(request, frame.models), made.quality)
     kept = [gr.update(visible=made.kept is not None), gr.update(value=made.kept, visible=made.kept is not None)]
     messages = gr.update(value=talk.messages(), visible=True)
     return [

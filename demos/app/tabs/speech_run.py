@@ -16,7 +16,7 @@ from mmaccel.speech.families.weights import names
 from mmaccel.speech.policies.policy import StreamingPolicy
 from mmaccel.speech.stream.stats import StreamStats
 
-from ..looks.race import ACCELERATED, PLAIN
+from ..looks.board import ACCELERATED, PLAIN
 from ..models import Models
 from ..runs import Run
 from .live_words import LiveWords
@@ -124,18 +124,18 @@ def transcribed(run: Run, models: Models, samples: torch.Tensor, request: Speech
 
 def compared(run: Run, models: Models, samples: torch.Tensor, request: SpeechRequest) -> Transcribing:
     """Hear a recording without drafts, then with them; the second as it goes on, with a report at the end."""
-    plain = recognizer(models, run, request, drafts=False)
+    plain: Any = recognizer(models, run, request, drafts=False)
     with run.stage("warm up"):  # the first call of a model in a process is slow
         plain.hear(samples[:RATE], plain.adapter.prompt())
         measure()  # drafts bring passes of many lengths, each of which is measured at its first use on a machine
-        plain.decoding = 0.0  # type: ignore[attr-defined]
+        plain.decoding = 0.0
     with run.stage(PLAIN):
         *_, before = listen(run, plain, samples, request)
-    drafted = recognizer(models, run, request, drafts=True)
+    drafted: Any = recognizer(models, run, request, drafts=True)
     with run.stage(ACCELERATED):
         for heard in listen(run, drafted, samples, request):
             yield heard, None
-    yield heard, _report(before, plain.decoding, heard, drafted.decoding)  # type: ignore[attr-defined]
+    yield heard, _report(before, plain.decoding, heard, drafted.decoding)
 
 
 def _report(before: PartialTranscript, plain_decoding: float, heard: PartialTranscript, decoding: float) -> Saved:

@@ -21,8 +21,8 @@ from mmaccel.speech.stream.stats import StreamStats
 from ..frame import Frame
 from ..limits import Limits, number
 from ..looks import panels
+from ..looks.board import ACCELERATED, PLAIN, Scoreboard, ratio
 from ..looks.gallery import Card, gallery, waves
-from ..looks.race import ACCELERATED, PLAIN, Scoreboard, ratio
 from ..runs import Run
 from ..uploads.reading import read_recording
 from .code import speech_code
@@ -137,7 +137,7 @@ def _transcribe(
     for heard, saved in steps(run, frame.models, samples, request):  # noqa: B007  the last ones are used below
         yield [gr.skip(), heard.words.page(), *(gr.skip() for _ in range(OTHERS))]
     board = _verdict(saved, heard.stats)
-    yield [board, *end(heard.words, run, str(heard.stats), speech_code(request), saved)]
+    yield [board, *end(heard.words, run, str(heard.stats), speech_code(request, frame.models), saved)]
 
 
 def _verdict(saved: Saved | None, stats: StreamStats) -> str:

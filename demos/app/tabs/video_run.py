@@ -18,7 +18,7 @@ from mmaccel.video.families.rates import USUAL, rate_of
 from mmaccel.video.generation import Filmed, VideoSettings, briefly, film, on_step_end
 from mmaccel.video.trace import trace_of
 
-from ..looks.race import ACCELERATED, PLAIN
+from ..looks.board import ACCELERATED, PLAIN
 from ..models import Models
 from ..runs import Run
 from .choice import Choice

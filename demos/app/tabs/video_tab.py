@@ -24,6 +24,7 @@ from .code import video_code
 from .video_run import VideoRequest, shoot
 
 OWN = "the pipeline's own"
+FAR_NOTE = "tiny-far draws block after block and has no preset: give it video.RollingContext:blocks=2 and 31 frames"
 # What the cards ask for, and its row and frame on the model's sheet of samples.
 SAMPLES = {
     "rocket moves up, pizza stays, blue background": (0, 4),
@@ -43,7 +44,7 @@ def build(frame: Frame) -> None:
             prompt = gr.Textbox(label="Prompt", value="rocket moves up, blue background", max_lines=6)
             controls = panels.controls(frame, "video", "diffusion transformer", "balanced")
             with gr.Accordion("Advanced", open=False):
-                advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4")
+                advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4", note=FAR_NOTE)
                 names = ("Steps", "Frames", "Height in pixels", "Width in pixels", "Guidance scale")
                 numbers = [panels.optional_number(name, OWN) for name in names]
         with gr.Column(scale=2, min_width=300):
@@ -70,7 +71,8 @@ def _work(frame: Frame, results: panels.Results, clip: gr.Video, compare: bool, 
     shot = shoot(frame.models, run, request)
     with run.stage("draw"):
         file = playable(clip, shot.shown, shot.rate)
-    told = results.values(run, request.choice.seed, shot.report, video_code(request, shot.rate), shot.quality)
+    code = video_code(request, frame.models, shot.rate)
+    told = results.values(run, request.choice.seed, shot.report, code, shot.quality)
     computed = gr.update(value=shot.computed, visible=shot.computed is not None)
     return [panels.verdict(shot.report, shot.cost), gr.update(value=file, visible=True), computed, *told]
 

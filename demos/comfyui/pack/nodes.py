@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import comfy.model_management
 import comfy.patcher_extension
 import comfy.sample
 import comfy.samplers
@@ -16,6 +15,7 @@ import torch
 from comfy_api.latest import ComfyExtension, io, ui
 
 from mmaccel.demos.comfyui.sampling import ForecastSampler, reason_to_pass
+from mmaccel.machine import synchronize
 from mmaccel.report import UNMEASURED, Report
 
 KEY = "mmaccel"
@@ -35,6 +35,7 @@ class Acceleration:
     @contextmanager
     def in_charge(self, sampler: Any, guider: Any, sigmas: torch.Tensor) -> Iterator[None]:
         """Within the block the sampler forecasts some of its steps, or says why not."""
+        self.report.baseline_seconds = None  # of another run, whose steps or size may be others
         self.report.start()
         function = getattr(sampler, "sampler_function", sampler)
         reason = reason_to_pass(function, getattr(sampler, "extra_options", {}), sigmas, self.budget)
@@ -70,9 +71,11 @@ def sample(
     acceleration = extra_args["model_options"]["transformer_options"].get(KEY)
     if acceleration is None:
         return executor(guider, sigmas, extra_args, *args, **more)
+    synchronize()
     began = time.perf_counter()
     with acceleration.in_charge(executor.class_obj, guider, sigmas):
         samples = executor(guider, sigmas, extra_args, *args, **more)
+    synchronize()
     acceleration.report.wall_seconds = time.perf_counter() - began
     if acceleration.node:
         show(acceleration.brief(), acceleration.node)
@@ -151,7 +154,7 @@ class Compare(io.ComfyNode):
             node_id="MmaccelCompare",
             display_name="Compare",
             category=CATEGORY,
-            description="Samples plainly and accelerated from the same noise, and shows both with their difference.",
+            description="Samples plainly and accelerated from the same noise, and gives both with their difference.",
             inputs=[
                 io.Model.Input("model", tooltip="The model from Accelerate."),
                 io.Conditioning.Input("positive"),

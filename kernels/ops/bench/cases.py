@@ -8,14 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import (
-    accept_length,
-    kv_scatter_,
-    merge_states,
-    residual_sample,
-    segment_mean,
-    skinny_linear,
-)
+from .. import accept_length, kv_scatter_, residual_sample, segment_mean, skinny_linear
 from .attention_cases import decode_cases, sparse_case, window_case
 from .case import Draw, KernelCase, Run, error_of
 
@@ -64,21 +57,8 @@ def _linear_case(x: torch.Tensor, weights: list[torch.Tensor]) -> KernelCase:
 
 
 def small_cases(draw: Draw) -> Iterator[KernelCase]:
-    """Merging, writing and sampling."""
+    """Writing, merging and sampling."""
     device = draw.generator.device
-    parts, lse = draw(4, 1, 8, 4096, 64), draw(4, 1, 8, 4096).float()
-    weights = lse.softmax(0)[..., None]
-
-    def merged() -> torch.Tensor:
-        return (parts * weights.to(parts.dtype)).sum(0)
-
-    def merge_error() -> float:
-        return error_of(merge_states(parts, lse)[0], (parts.double() * weights).sum(0))
-
-    shape = f"{list(parts.shape)}"
-    merge: Run = lambda: merge_states(parts, lse)  # noqa: E731
-    yield KernelCase("merge_states", shape, draw.dtype, {}, "multiply and sum", merge, merged, merge_error)
-
     cache, new = draw(1, 8, 16384, 64), draw(1, 8, 4096, 64)
     slots = draw.order(16384)[:4096]
     twin, values = cache.clone(), cache.clone()

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .blocks import narrow
-from .launch import ceil_div, check_dtypes, dense_rows, on_device, power_of_two
+from .launch import ceil_div, dense_rows, on_device, power_of_two
 
 
 @triton.jit(do_not_specialize=["parts", "rows"])
@@ -48,14 +48,8 @@ def merge_kernel(
         tl.store(merged_lse + row, log_total, mask=exists)
 
 
-def merge_states(output: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See :func:`mmaccel.kernels.merge_states`."""
-    check_dtypes(output=output)
-    return merge_into(output, lse, output.dtype)
-
-
 def merge_into(output: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge parts `[S, ..., D]` of one dtype into a result of another."""
+    """Merge parts `[S, ..., D]` of one dtype into a result of another, as the native `merge_states` does."""
     parts, width = output.shape[0], output.shape[-1]
     merged = output.new_empty(output.shape[1:], dtype=dtype)
     merged_lse = lse.new_empty(lse.shape[1:])

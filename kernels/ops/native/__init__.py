@@ -1,7 +1,6 @@
 """The ops in torch's own: fast on a CPU, correct on every device."""
 
 from .block_sparse_attention import block_sparse_attention
-from .merge_states import merge_states
 from .small import accept_length, kv_scatter_, residual_sample, segment_mean
 from .verify_attention import verify_attention
 
@@ -9,7 +8,6 @@ __all__ = [
     "accept_length",
     "block_sparse_attention",
     "kv_scatter_",
-    "merge_states",
     "residual_sample",
     "segment_mean",
     "verify_attention",

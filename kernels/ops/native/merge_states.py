@@ -8,6 +8,21 @@ import torch
 
 
 def merge_states(output: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join attention over `S` disjoint sets of keys into attention over their union (FlashInfer, 2024).
+
+    Exact: each part is weighted with its share of the softmax.
+
+    Parameters
+    ----------
+    output : `[S, ..., D]`
+        Outputs over each part.
+    lse : float32 `[S, ...]`
+        Natural log-sum-exp of each part, -inf where it had no key; its output then counts for nothing.
+
+    Returns
+    -------
+    output : `[..., D]` in the dtype that came in, lse : float32 `[...]`.
+    """
     total = lse.logsumexp(0)
     weights = (lse - total.masked_fill(total == -math.inf, 0.0)).exp_()[..., None]
     if output.dtype == torch.float64:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from .pass_cost import PassCost
 from .sources import LEVELS, Context, CostlySource, Guess, State
 
 RECENT = 9  # steps whose seconds count
+GUESSES = 64  # whose probabilities count
 FEW = 16  # tokens of a step that counts: one of more reads a prompt, or a long draft that was right
 FADE = 0.95  # how much of what is known of its guesses counts after each token
 AGAIN = 64  # questions after which it is asked once more, where it was not worth its time
@@ -52,7 +53,8 @@ class AssistantCost:
     def __init__(self, plain: PassCost, rows: int = 1) -> None:
         self.plain, self.rows = plain, rows
         self.seconds: deque[float] = deque(maxlen=RECENT)
-        self._right, self._count = 2.0, 3.0
+        self._right = self._expected = 2.0  # guesses that were right, and that should have been
+        self._sure = deque([2 / 3], maxlen=GUESSES)
         self._idle: Counter[int] = Counter()  # questions that did not pay since the last that did, by row
 
     def observe_step(self, seconds: float, tokens: int = 1, rows: int = 1) -> None:
@@ -61,26 +63,29 @@ class AssistantCost:
             self.seconds.append(seconds / rows)
         self.plain.leave_out(seconds)
 
-    def observe_guess(self, is_right: bool) -> None:
-        """Its first guess for a pass was right, or not."""
-        self._right, self._count = self._right * FADE + is_right, self._count * FADE + 1
+    def observe_guess(self, is_right: bool, probability: float) -> None:
+        """Its first guess for a pass, of which it was so sure, was right or not."""
+        self._right, self._expected = self._right * FADE + is_right, self._expected * FADE + probability
+        self._sure.append(probability)
 
-    def is_worth(self, share: float, row: int = 0) -> bool:
+    def is_worth(self, share: float, row: int = 0, place: float = 0.0) -> bool:
         """Whether to ask after a path that is right with this probability, now and then also where it does not pay."""
-        worth = self.pays(share)
+        worth = self.pays(share, place)
         self._idle[row] = 0 if worth else self._idle[row] + 1
         return worth or self._idle[row] % AGAIN == 0
 
-    def pays(self, share: float) -> bool:
+    def pays(self, share: float, place: float = 0.0) -> bool:
         """Whether what is asked after a path that is right with this probability pays for itself.
 
         SpecDec++ (Huang et al., 2024) stops a draft where a rejection is likely; here what a step costs decides how
-        likely that may be.
+        likely that may be, and what a `place` in the pass costs, of a plain one: a guess that is not worth that is not
+        verified, and its step was for nothing.
         """
         if self.plain.always or len(self.seconds) < TRIAL:
             return True
         ratio = self.rows * median(self.seconds) / self.plain.curve.seconds(1)
-        return share * self._right / self._count > ratio
+        share *= self._right / self._expected
+        return fmean(max(0.0, share * probability - place) for probability in self._sure) > ratio
 
 
 class Assistant(CostlySource):
@@ -118,7 +123,7 @@ class Assistant(CostlySource):
         self._held: list[int] = []  # tokens in the cache
         self._read = 0  # tokens of the last step
         self._longest = positions_of(model)
-        self._first: int | None = None  # its guess for the next token
+        self._first: tuple[int, float] | None = None  # its guess for the next token, and how sure it is
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._text, self._first = self._known(tokens), None
@@ -129,10 +134,10 @@ class Assistant(CostlySource):
     def root(self) -> State:
         return (), 1.0
 
-    def is_worth(self, state: State, left: float = 1.0) -> bool:
+    def is_worth(self, state: State, left: float = 1.0, place: float = 0.0) -> bool:
         tokens, share = state
         fits = 0 < len(self._text) + len(tokens) <= self._longest
-        return fits and self.cost.is_worth(share * left, self.row)
+        return fits and self.cost.is_worth(share * left, self.row, place)
 
     def guesses(self, state: State) -> Iterator[Guess]:
         tokens, share = state
@@ -140,14 +145,15 @@ class Assistant(CostlySource):
         token, probability = self.choose(self._logits([*self._text, *tokens]), len(tokens))
         self.cost.observe_step(self._now() - began, self._read)
         if not tokens:
-            self._first = token
+            self._first = token, probability
         if token not in self.forbidden:
             level = bisect(LEVELS, probability)
             yield token, (self.kind, level), ((*tokens, token), share * probability)
 
     def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
         if self._first is not None:
-            self.cost.observe_guess(self._first == tokens[0])
+            token, probability = self._first
+            self.cost.observe_guess(token == tokens[0], probability)
         self._text, self._first = [*self._text, *self._known(tokens)], None
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ EXPECTED: dict[Hashable, float] = {
 
 
 @dataclass(frozen=True)
-class Node:
+class ReadPath:
     """A path that follows the text, as far as the head has read it.
 
     Attributes
@@ -72,15 +72,15 @@ class EagleGuesses(CostlySource):
 
     def _forget(self) -> None:
         """The text goes on: what was guessed of it is of no more use."""
-        self._nodes: dict[Path, Node] = {}
-        self._guess: int | None = None  # for the next token
+        self._nodes: dict[Path, ReadPath] = {}
+        self._guess: tuple[int, float] | None = None  # for the next token, and how sure it is
 
     def root(self) -> State:
         self._nodes = {path: node for path, node in self._nodes.items() if not path}  # the cache may keep no others
         return ((), 1.0) if self._nodes or self._unread else None
 
-    def is_worth(self, state: State, left: float = 1.0) -> bool:
-        return self.steps.cost.is_worth(state[1] * left, self.row)
+    def is_worth(self, state: State, left: float = 1.0, place: float = 0.0) -> bool:
+        return self.steps.cost.is_worth(state[1] * left, self.row, place)
 
     def asking(self, state: State) -> Waiting[None]:
         """Wait for the steps that its guesses take; of a long text they tell nothing, and the likeliest is read too."""
@@ -99,13 +99,14 @@ class EagleGuesses(CostlySource):
         together([self.asking(state)])  # where nobody waited
         likely = self._nodes[path].likely
         if not path and likely:
-            self._guess = likely[0][0]
+            self._guess = likely[0]
         for token, probability in likely:
             yield token, (self.kind, bisect(LEVELS, probability)), ((*path, token), share * probability)
 
     def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
         if self._guess is not None:
-            self.steps.cost.observe_guess(self._guess == tokens[0])
+            token, probability = self._guess
+            self.steps.cost.observe_guess(token == tokens[0], probability)
         self._text.extend(tokens)
         self._forget()
         states = self.take_states()
@@ -124,7 +125,7 @@ class EagleGuesses(CostlySource):
         shares = dict(before.likely)
         for token, hidden, likely, column in zip(group, step.hidden, step.likely, step.columns, strict=True):
             columns = (*before.columns, column)
-            self._nodes[*path[:-1], token] = Node(hidden, likely, columns, before.share * shares[token])
+            self._nodes[*path[:-1], token] = ReadPath(hidden, likely, columns, before.share * shares[token])
 
     def _read(self) -> Waiting[int]:
         """Read what the model read of the text; how many tokens that was."""
@@ -133,5 +134,5 @@ class EagleGuesses(CostlySource):
         step = HeadStep(self.steps, self.row, self._text[-count:], len(self._text) - 1 - count, states)
         yield step
         self._unread = []
-        self._nodes[()] = Node(step.hidden[0], step.likely[0], (), 1.0)
+        self._nodes[()] = ReadPath(step.hidden[0], step.likely[0], (), 1.0)
         return count

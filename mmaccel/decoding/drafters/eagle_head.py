@@ -143,7 +143,7 @@ class EagleHead(nn.Module):
         hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
         for layer in self.layers[1:]:
             hidden = layer(hidden, position_ids=places, **told)
-        return self.norm(hidden) if self.config.norm_output else hidden  # type: ignore[no-any-return]
+        return self.norm(hidden) if self.config.norm_output else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of the tokens of the draft vocabulary, `[..., D]`."""

@@ -131,7 +131,7 @@ class GrownDrafter:
         node.kinds = {}
         found: dict[int, Node] = {}
         for place, (source, state) in enumerate(zip(self.sources, node.states, strict=True)):
-            if state is None or not self._is_worth(source, state, node):
+            if state is None or not self._is_worth(source, state, node, number):
                 continue
             if isinstance(source, CostlySource):
                 yield from source.asking(state)
@@ -143,15 +143,16 @@ class GrownDrafter:
             guess.share = node.share * self.acceptance.of_all(node.kinds[token])
         return [guess for guess in found.values() if guess.share >= UNLIKELY]
 
-    def _is_worth(self, source: Source, state: State, node: Node) -> bool:
+    def _is_worth(self, source: Source, state: State, node: Node, number: int) -> bool:
         """Whether a source is asked: one whose guesses cost time, only for what is left beside those before it.
 
         That is all of their worth, unless one is right more often than not: to agree with an unsure one makes it surer.
+        What follows a node stands behind those before it in the pass.
         """
         if not isinstance(source, CostlySource):
             return True
         best = max((self.acceptance.of_all(kinds) for kinds in (node.kinds or {}).values()), default=0.0)
-        return source.is_worth(state, min(1.0, 2 * (1 - best)))
+        return source.is_worth(state, min(1.0, 2 * (1 - best)), self.cost.place(number + 2))
 
     def observe(self, verdict: Verdict) -> None:
         """Learn from what the model wrote, and from what it found likely at every node."""

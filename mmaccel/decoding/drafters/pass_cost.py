@@ -98,6 +98,13 @@ class PassCost:
                 best, most = width - 1, saved
         return 0 if self._since >= STALE and most < CLEAR else best
 
+    def place(self, width: int) -> float:
+        """What one more token costs a pass over so many, of a plain pass; no more than what it must save."""
+        if self.always:
+            return 0.0
+        curve = self.curve
+        return MARGIN * (curve.seconds(width + 1) - curve.seconds(width)) / curve.seconds(1)
+
 
 def _expected(width: int) -> float:
     return 1 + STEEP * log2(width)

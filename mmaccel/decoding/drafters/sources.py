@@ -45,8 +45,11 @@ class Source(Protocol):
 class CostlySource:
     """Base of sources whose guesses take time, and which are asked only where these are worth it."""
 
-    def is_worth(self, state: State, left: float = 1.0) -> bool:
-        """Whether to ask for the guesses at a state, of whose worth so much is left beside those of others."""
+    def is_worth(self, state: State, left: float = 1.0, place: float = 0.0) -> bool:
+        """Whether to ask for the guesses at a state.
+
+        So much of their worth is `left` beside those of others; a `place` in the pass costs so much of a plain pass.
+        """
         raise TypeError(f"{type(self).__name__} does not say what its guesses are worth")  # pragma: no cover
 
     def asking(self, state: State) -> Waiting[None]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Stepper(Protocol):
+class BatchStepper(Protocol):
     """Takes steps for several texts at once."""
 
     def take(self, steps: Sequence[Any]) -> None:
@@ -19,7 +19,7 @@ class Step(Protocol):
     """What a drafter waits for."""
 
     @property
-    def stepper(self) -> Stepper:
+    def stepper(self) -> BatchStepper:
         """What takes it."""
 
 
@@ -47,7 +47,7 @@ def together(drafting: Sequence[Waiting[T]]) -> list[T]:
     """
     found: dict[int, T] = {}
     while len(found) < len(drafting):
-        waiting: dict[Stepper, list[Step]] = {}
+        waiting: dict[BatchStepper, list[Step]] = {}
         for number, each in enumerate(drafting):
             if number in found:
                 continue

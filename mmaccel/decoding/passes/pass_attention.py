@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -15,6 +16,7 @@ from .slots import Slots
 from .windows import own_attention
 
 WIDEST = 256  # head that the Triton kernel holds
+FEW = 8  # tokens of a pass up to which a processor is faster over those of all query heads of a group at once
 
 
 class PassAttention:
@@ -22,9 +24,8 @@ class PassAttention:
 
     transformers repeats keys and values for every query head as soon as there is a mask. Here
     :func:`mmaccel.kernels.verify_attention` reads them once, with the tree as its `window_mask`; on a processor
-    `scaled_dot_product_attention(enable_gqa=True)` does, which was as fast or faster there for every shape that was
-    tried. Attention with capped scores, sinks, or values of another size than keys, and that of other methods, stays
-    as it is. Exact within rounding.
+    :func:`grouped_attention` does. Attention with capped scores, sinks, or values of another size than keys, and that
+    of other methods, stays as it is. Exact within rounding.
 
     Parameters
     ----------
@@ -95,9 +96,9 @@ class PassAttention:
             window, lengths, chosen = self._for_kernel(mask)
             tokens = None if chosen is None else chosen[:, None].expand(-1, key.shape[1], -1)
             return kernels.verify_attention(query, key, value, lengths, tokens, window, scale=scaling)[0]
-        if query.device.type != "cpu" or query.shape[1] == key.shape[1]:
+        if query.device.type != "cpu" or (query.shape[1] == key.shape[1] and not _is_slow(query)):
             return None
-        return functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
+        return grouped_attention(query, key, value, mask, scaling)
 
     def _for_kernel(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The tree `[B, M, M]`, tokens in use, and which of them are any `[B, N]`; the same in all layers."""
@@ -108,6 +109,36 @@ class PassAttention:
             chosen = None if self._slots.is_whole else _places(mask)
             self._parts = mask[:, 0, :, total - new :].contiguous(), lengths, chosen
         return self._parts
+
+
+def grouped_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
+    """Attention `[B, Hq, M, D]` on a processor, with keys and values `[B, Hk, N, D]` that are read where they are.
+
+    Of few tokens all query heads of a group are rows of one: torch's own loop takes one head after the other, and for a
+    single row in bfloat16 it takes as long as for six. Figures are in docs/benchmarks/kernels.
+
+    Examples
+    --------
+    >>> query, keys = torch.randn(1, 6, 2, 8), torch.randn(1, 3, 5, 8)
+    >>> grouped_attention(query, keys, keys, torch.ones(1, 1, 2, 5, dtype=torch.bool)).shape
+    torch.Size([1, 6, 2, 8])
+    """
+    attend = functools.partial(functional.scaled_dot_product_attention, scale=scale)
+    (batch, heads, tokens, size), few = query.shape, key.shape[1]
+    if _is_slow(query) and heads == few:
+        return attend(query.expand(-1, -1, 2, -1), key, value, mask.expand(-1, -1, 2, -1))[:, :, :1]
+    if tokens > FEW or mask.shape[1] > 1:
+        return attend(query, key, value, mask, enable_gqa=True)
+    rows = query.reshape(batch, few, -1, size)  # of each group, head after head
+    seen = mask.expand(-1, heads // few, -1, -1).reshape(len(mask), 1, -1, mask.shape[3])
+    return attend(rows, key, value, seen).view(batch, heads, tokens, size)
+
+
+def _is_slow(query: torch.Tensor) -> bool:
+    """Whether torch's own attention is slower with it than with twice as many rows."""
+    return query.dtype == torch.bfloat16 and query.shape[2] == 1
 
 
 def _places(mask: torch.Tensor) -> torch.Tensor:

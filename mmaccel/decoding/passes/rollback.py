@@ -107,14 +107,14 @@ class Rollback:
         record_past([layer for layer in self._layers if layer not in self._stateful], on)
 
 
-def reads_on(model: Any, rows: int = 1) -> bool:
+def reads_on(model: Any, device: torch.device, rows: int) -> bool:
     """Whether a pass over several tokens begins at the states that the cache holds; tried with so many rows.
 
     That of Jamba begins at none, and RecurrentGemma keeps its own in its modules: there drafts would change the text.
     So two short passes are compared, one of them behind states of zeros.
     """
     decoder, cache = model.get_decoder(), DynamicCache(config=model.config.get_text_config(decoder=True))
-    ids = torch.arange(1, 5, device=model.device).expand(rows, -1)
+    ids = torch.arange(1, 5, device=device).expand(rows, -1)
     decoder(ids[:, :2], **cached(cache), use_cache=True)
     past = Rollback(cache)
     past.keep(2, 2)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from mmaccel import kernels
+from mmaccel.kernels.gpu.merge_states import merge_into
+from mmaccel.kernels.native.merge_states import merge_states
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
@@ -30,8 +32,8 @@ def test_merge_states(dtype, shape, width):
     output, lse = random(3, *shape, width).to(dtype), random(3, *shape, seed=1)
     lse[0, ..., 0], lse[:, ..., 1] = -torch.inf, -torch.inf
     output[0, ..., 0, :] = torch.nan
-    merged, total = kernels.merge_states(output, lse)
-    expected, expected_total = reference(kernels.merge_states, output.double(), lse)
+    merged, total = merge_into(output, lse, output.dtype)
+    expected, expected_total = merge_states(output.double(), lse)
     torch.testing.assert_close(merged.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     torch.testing.assert_close(total, expected_total, rtol=2e-6, atol=2e-6)
     assert not merged[..., 1, :].any() and merged.dtype == dtype
@@ -39,8 +41,8 @@ def test_merge_states(dtype, shape, width):
 
 def test_merge_states_strides():
     output, lse = random(7, 40, 3).permute(2, 0, 1), random(7, 3, seed=1).T
-    merged, total = kernels.merge_states(output, lse)
-    expected, expected_total = reference(kernels.merge_states, output.double(), lse)
+    merged, total = merge_into(output, lse, output.dtype)
+    expected, expected_total = merge_states(output.double(), lse)
     torch.testing.assert_close(merged.double(), expected, rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(total, expected_total, rtol=2e-6, atol=2e-6)
 
@@ -174,7 +176,7 @@ def test_nothing_to_do():
     k, v = kernels.kv_scatter_(none, none, torch.zeros(0).long(), torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4))
     assert k.all() and v.all()
     assert kernels.segment_mean(torch.ones(2, 3), None, torch.arange(2), torch.tensor([0])).shape == (0, 3)
-    merged, total = kernels.merge_states(torch.ones(2, 0, 4), torch.ones(2, 0))
+    merged, total = merge_into(torch.ones(2, 0, 4), torch.ones(2, 0), torch.float32)
     assert merged.shape == (0, 4) and total.shape == (0,)
 
 
@@ -234,11 +236,10 @@ def test_accepting_and_sampling_have_the_distribution_of_the_model():
     assert not sampled[kept == 0].bincount(minlength=6)[residual == 0].any()
 
 
-@pytest.mark.parametrize("op", ("merge_states", "kv_scatter_", "segment_mean", "accept_length", "residual_sample"))
+@pytest.mark.parametrize("op", ("kv_scatter_", "segment_mean", "accept_length", "residual_sample"))
 def test_float64_is_refused(op):
     x, index = torch.ones(1, 1, 2, 3).double(), torch.zeros(1, 1, dtype=torch.int64)
     arguments = {
-        "merge_states": (x, torch.zeros(1, 1, 2)),
         "kv_scatter_": (x, x, torch.arange(2), x.clone(), x.clone()),
         "segment_mean": (x[0], None, index, torch.zeros(1, 2, dtype=torch.int64)),
         "accept_length": (x[0], x[0, :, :1], index, torch.zeros(1, 1)),

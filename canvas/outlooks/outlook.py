@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .method import CanvasMethod
+from ..method import CanvasMethod
 
 
 @dataclass

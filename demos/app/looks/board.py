@@ -1,4 +1,4 @@
-"""The board of a tab: two runs racing while they run, and what the race gave in large type."""
+"""The board of a tab: how far two runs are, side by side, and what they gave in large type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 PLAIN, ACCELERATED = "plain", "accelerated"
 # What is said of a stage while it lasts.
 SAID = {
-    "wait": "Waiting for another visitor's run to end.",
+    "wait": "Waiting for another run to end.",
     "load": "Loading the model, once for all visitors.",
     "warm up": "Warming up with a run that is not counted.",
     PLAIN: "First the plain model, alone: two runs at once would slow each other.",
@@ -27,7 +27,7 @@ MOST_CELLS = 1024  # of a picture that appears token by token
 SETTLED = 1.05  # times from which on one run is called faster than another
 
 
-class Race:
+class Progress:
     """What the stages of a run tell, as a page: a lane for each run that is compared.
 
     The runs come one after the other. While the second runs, the first is shown at its recorded pace beside it.
@@ -35,7 +35,7 @@ class Race:
     Parameters
     ----------
     lanes
-        Names of the stages that race.
+        Names of the stages that are compared.
     """
 
     def __init__(self, lanes: Sequence[str] = (ACCELERATED,)) -> None:

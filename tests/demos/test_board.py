@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from mmaccel.demos.app.frame import Frame
-from mmaccel.demos.app.looks import panels, race
+from mmaccel.demos.app.looks import board, panels
+from mmaccel.demos.app.looks.board import ACCELERATED, PLAIN, Progress, Scoreboard, film, notice, ratio
 from mmaccel.demos.app.looks.gallery import Card, gallery, waves
-from mmaccel.demos.app.looks.race import ACCELERATED, PLAIN, Race, Scoreboard, film, notice, ratio
 from mmaccel.demos.app.tabs import image_tab, video_tab
 from mmaccel.demos.app.tabs.image_run import _cost
 from mmaccel.demos.training.janus import card as model_card
@@ -25,14 +25,14 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(race.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(board.time, "perf_counter", lambda: self.now)
 
-    def run(self, racing, lane, seconds, steps=10, until=1.0):
+    def run(self, progress, lane, seconds, steps=10, until=1.0):
         """A lane that goes at an even pace, so far."""
-        racing.tell(0.0, lane)
+        progress.tell(0.0, lane)
         for step in range(1, round(steps * until) + 1):
             self.now += seconds / steps
-            racing.tell(step / steps, lane)
+            progress.tell(step / steps, lane)
 
 
 def lanes(page):
@@ -42,30 +42,30 @@ def lanes(page):
 
 
 def test_the_second_run_races_the_recorded_pace_of_the_first(monkeypatch):
-    clock, racing = Clock(monkeypatch), Race((PLAIN, ACCELERATED))
-    racing.tell(0.0, "load")
+    clock, progress = Clock(monkeypatch), Progress((PLAIN, ACCELERATED))
+    progress.tell(0.0, "load")
     clock.now += 5
-    assert lanes(racing.page()) == {PLAIN: (0, 0.0), ACCELERATED: (0, 0.0)}
-    clock.run(racing, PLAIN, 10.0, until=0.5)
-    assert lanes(racing.page()) == {PLAIN: (50, 5.0), ACCELERATED: (0, 0.0)}
+    assert lanes(progress.page()) == {PLAIN: (0, 0.0), ACCELERATED: (0, 0.0)}
+    clock.run(progress, PLAIN, 10.0, until=0.5)
+    assert lanes(progress.page()) == {PLAIN: (50, 5.0), ACCELERATED: (0, 0.0)}
     clock.now += 5
-    clock.run(racing, ACCELERATED, 4.0, until=0.5)
-    page = racing.page()
+    clock.run(progress, ACCELERATED, 4.0, until=0.5)
+    page = progress.page()
     assert "at the pace it just had" in page
     shares = lanes(page)
     assert shares[ACCELERATED] == (50, 2.0)
     assert shares[PLAIN] == (20, 2.0), "not where the plain run was after two seconds"
     clock.now += 2
-    racing.tell(0.0, "measure")
+    progress.tell(0.0, "measure")
     clock.now += 60
-    assert lanes(racing.page()) == {PLAIN: (40, 4.0), ACCELERATED: (100, 4.0)}, "the race goes on after its end"
+    assert lanes(progress.page()) == {PLAIN: (40, 4.0), ACCELERATED: (100, 4.0)}, "the race goes on after its end"
 
 
 def test_a_slow_second_run_leaves_the_first_at_its_end(monkeypatch):
-    clock, racing = Clock(monkeypatch), Race((PLAIN, ACCELERATED))
-    clock.run(racing, PLAIN, 1.0)
-    clock.run(racing, ACCELERATED, 10.0, until=0.5)
-    assert lanes(racing.page()) == {PLAIN: (100, 1.0), ACCELERATED: (50, 5.0)}
+    clock, progress = Clock(monkeypatch), Progress((PLAIN, ACCELERATED))
+    clock.run(progress, PLAIN, 1.0)
+    clock.run(progress, ACCELERATED, 10.0, until=0.5)
+    assert lanes(progress.page()) == {PLAIN: (100, 1.0), ACCELERATED: (50, 5.0)}
 
 
 def test_the_gain_is_said_as_it_was_measured():
@@ -85,7 +85,7 @@ def test_words_that_need_a_statistician_are_gone():
     said = [
         panels.PRESET_NOTE,
         panels.ONE_RUN_EACH,
-        *race.SAID.values(),
+        *board.SAID.values(),
         *(_cost(e, s, "") for e in (0, 1) for s in (0, 1)),
     ]
     assert not re.search(r"\b(law|nats?|surprise)\b", " ".join(said))
@@ -99,7 +99,7 @@ def test_pictures_appear_at_the_pace_of_their_runs():
     assert re.findall(r"--at:([\d.]+)s", page) == ["0.10", "0.20", "0.30", "0.40", "0.05", "0.10", "0.15", "0.20"]
     assert "--columns:2" in page and page.count("data:image/webp") == 2
     assert film([(PLAIN, picture, None), (ACCELERATED, picture, seconds)], 2) == ""
-    assert film([(PLAIN, picture, [0.1] * (race.MOST_CELLS + 1))], 2) == "", "a page of thousands of cells"
+    assert film([(PLAIN, picture, [0.1] * (board.MOST_CELLS + 1))], 2) == "", "a page of thousands of cells"
 
 
 def handler(frame, work, lanes=(ACCELERATED,)):

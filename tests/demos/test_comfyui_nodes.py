@@ -1,0 +1,58 @@
+"""The nodes without ComfyUI, whose modules are stood in for."""
+
+import importlib.util
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mmaccel.demos.comfyui.__main__ import PACK
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    api = SimpleNamespace(ComfyExtension=object, io=SimpleNamespace(ComfyNode=object), ui=None)
+    names = ("comfy", "comfy.patcher_extension", "comfy.sample", "comfy.samplers", "comfy_api", "latent_preview")
+    stands_in = {**{name: SimpleNamespace() for name in names}, "comfy_api.latest": api}
+    for name, module in stands_in.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    spec = importlib.util.spec_from_file_location("nodes_under_test", PACK / "nodes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Executor:
+    """A run of a sampler whose steps cannot be forecast, as ComfyUI hands it to what wraps it."""
+
+    class_obj = SimpleNamespace(sampler_function=print)
+
+    def __init__(self, told):
+        self.told = told
+
+    def __call__(self, *_):
+        self.told.append("run")
+        return "samples"
+
+
+def sampled(nodes, acceleration, told):
+    options = {"model_options": {"transformer_options": {nodes.KEY: acceleration}}}
+    return nodes.sample(Executor(told), None, torch.linspace(1, 0, 21), options)
+
+
+def test_a_speed_up_is_told_of_the_compared_run_alone(nodes):
+    acceleration = nodes.Acceleration(0.5, node="")
+    sampled(nodes, acceleration, [])
+    acceleration.report.baseline_seconds = 60.0  # as Compare leaves it
+    assert "both measured" in acceleration.told()
+    sampled(nodes, acceleration, [])
+    assert "not measured: the node Compare does" in acceleration.told()
+
+
+def test_the_clock_waits_for_the_accelerator(nodes, monkeypatch):
+    told = []
+    monkeypatch.setattr(nodes, "synchronize", lambda: told.append("wait"))
+    monkeypatch.setattr(nodes.time, "perf_counter", lambda: told.append("look") or 0.0)
+    assert sampled(nodes, nodes.Acceleration(0.5, node=""), told) == "samples"
+    assert told == ["wait", "look", "run", "wait", "look"]

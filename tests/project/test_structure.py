@@ -1,0 +1,90 @@
+"""The shape of the code: small files and folders, and imports that point one way."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINKS = {path.resolve(): f"mmaccel.{path.name}" for path in (ROOT / "mmaccel").iterdir() if path.is_symlink()}
+ROOMS = {ROOT / "mmaccel": "mmaccel", **LINKS}
+LINES, FILES = 300, 20
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the packages by its name, each in its own room."""
+    found = {}
+    for folder, name in ROOMS.items():
+        for path in folder.rglob("*.py"):
+            if path.parent.resolve() == path.parent:  # not through a link
+                parts = path.relative_to(folder).with_suffix("").parts
+                found[".".join([name, *parts]).removesuffix(".__init__")] = path
+    return found
+
+
+def test_files_and_folders_are_small():
+    paths = modules().values()
+    long = [f"{path}: {lines} lines" for path in paths if (lines := len(path.read_text().splitlines())) > LINES]
+    folders = [path.parent for path in paths]
+    full = [f"{folder}: {folders.count(folder)} files" for folder in set(folders) if folders.count(folder) > FILES]
+    assert len(folders) > 700 and long == full == []
+
+
+def test_no_two_public_classes_of_the_product_have_one_name():
+    """Benchmarks and demos, which nothing imports, may use a plain word again."""
+    paths = [path for name, path in modules().items() if not {"bench", "demos"} & set(name.split("."))]
+    nodes = [node for path in paths for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    names = [node.name for node in nodes if not node.name.startswith("_")]
+    assert {name for name in names if names.count(name) > 1} == {"Endpoint"}  # of a server, and of speech
+
+
+def test_types_are_told_instead_of_ignored():
+    lines = [(path, line) for path in modules().values() for line in path.read_text().splitlines()]
+    assert [f"{path}: {line.strip()}" for path, line in lines if "type: ignore" in line] == []
+
+
+def test_imports_make_no_circle():
+    """Those inside of functions count as well; only what is imported for its type alone does not."""
+    found = modules()
+    graph = {name: set(imported(name, path, found)) for name, path in found.items()}
+    assert "mmaccel.plan" in graph["mmaccel.session"]
+    assert "mmaccel.comparison.page" in graph["mmaccel.comparison.comparison"]  # inside of a function
+    TopologicalSorter(graph).prepare()
+
+
+def imported(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """Modules among the known ones that a module imports, wherever it does."""
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    for node in executed(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & known.keys()
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            source = ".".join(filter(None, (above, node.module)))
+            names = {f"{source}.{alias.name}" for alias in node.names}
+            parts = names if names <= known.keys() else {*names, source}
+            yield from parts & known.keys() - {name}
+
+
+def executed(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those below `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield child
+            yield from executed(child)
+
+
+@pytest.mark.parametrize("code", ("from .b import x", "from . import b", "import mmaccel.b", "from mmaccel.b import x"))
+def test_a_circle_is_seen(code, tmp_path):
+    known = {"mmaccel.a": tmp_path / "a.py", "mmaccel.b": tmp_path / "b.py"}
+    known["mmaccel.b"].write_text("from mmaccel import a")
+    for condition, is_circle in (("def work():", True), ("if TYPE_CHECKING:", False)):
+        known["mmaccel.a"].write_text(f"{condition}\n    {code}")
+        graph = {name: set(imported(name, path, known)) for name, path in known.items()}
+        if is_circle:
+            with pytest.raises(CycleError):
+                TopologicalSorter(graph).prepare()
+        else:
+            TopologicalSorter(graph).prepare()
