@@ -17,6 +17,9 @@ STEPPED = ("model_output", "timestep", "sample")
 
 TRAINED = 1000  # timesteps that samplers count down from
 
+# Which make a step in two, at both of its ends, and look back no further.
+HEUN = ("HeunDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
+
 # Samplers whose step is a function of their state and of what they are given, with nothing drawn.
 REPEATABLE = (
     "FlowMatchEulerDiscreteScheduler",
@@ -25,6 +28,7 @@ REPEATABLE = (
     "DPMSolverMultistepScheduler",
     "DEISMultistepScheduler",
     "HeliosScheduler",
+    *HEUN,
 )
 
 
@@ -114,7 +118,7 @@ def is_flow(scheduler: Any) -> bool:
 
 def is_ancestral_flow(scheduler: Any) -> bool:
     """Whether it is LTX's sampler of flow matching that draws noise, of which pipelines leave the last timestep out."""
-    return any(cls.__name__ == "LTXEulerAncestralRFScheduler" for cls in type(scheduler).__mro__)
+    return _is_one_of(("LTXEulerAncestralRFScheduler",), scheduler)
 
 
 def is_repeatable(scheduler: Any) -> bool:
@@ -122,12 +126,20 @@ def is_repeatable(scheduler: Any) -> bool:
     config = scheduler.config
     draws = config.get("stochastic_sampling") or "sde" in str(config.get("algorithm_type"))
     draws = draws or config.get("scheduler_type") == "dmd"
-    known = any(cls.__name__ in REPEATABLE for cls in type(scheduler).__mro__)
-    return known and not draws and config.get("solver_p") is None
+    return _is_one_of(REPEATABLE, scheduler) and not draws and config.get("solver_p") is None
+
+
+def is_heun(scheduler: Any) -> bool:
+    """Whether it is Heun's sampler."""
+    return _is_one_of(HEUN, scheduler)
+
+
+def _is_one_of(names: tuple[str, ...], scheduler: Any) -> bool:
+    return any(cls.__name__ in names for cls in type(scheduler).__mro__)
 
 
 def is_one_step(scheduler: Any) -> bool:
-    """Whether a step of this sampler depends on nothing but where it starts."""
+    """Whether a step of this sampler depends on nothing but where it starts; of Heun's, the two of a step together."""
     return is_repeatable(scheduler) and scheduler.config.get("solver_order", 1) == 1
 
 

@@ -100,13 +100,15 @@ class Velocities:
         """Take in the velocities `[B, A, C]` of some tokens."""
         assert self.velocity is not None
         gap = level - self.level[tokens]
-        gap = torch.where(gap.abs() < SAME, torch.full_like(gap, -SAME), gap)  # some samplers visit a level twice
-        slope = (computed.to(self.slope.dtype) - self.velocity[:, tokens]) / gap[:, None]
+        is_again = gap.abs() < SAME  # as Heun's sampler visits levels twice: there is no slope between the two
+        slope = (computed.to(self.slope.dtype) - self.velocity[:, tokens]) / gap.where(~is_again, 1.0)[:, None]
+        slope = torch.where(is_again[:, None], self.slope[:, tokens], slope)
         before = self.gap[tokens]
         if self.curved:
-            is_bent = torch.minimum(gap.abs(), before.abs()) > SAME  # three levels, all different
-            reach = torch.where(is_bent, gap + before, torch.inf)
-            self.bend[:, tokens] = (slope - self.slope[:, tokens]) / reach[:, None]
+            is_bent = (before.abs() > SAME) & ~is_again  # three levels, all different
+            bend = (slope - self.slope[:, tokens]) / torch.where(is_bent, gap + before, torch.inf)[:, None]
+            self.bend[:, tokens] = torch.where(is_again[:, None], self.bend[:, tokens], bend)
+        gap = torch.where(is_again, before, gap)
         self.velocity[:, tokens], self.slope[:, tokens] = computed, slope
         self.level[tokens], self.gap[tokens] = level, gap
 

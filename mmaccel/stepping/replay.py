@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .forecast import Velocities
+from .forecast import SAME, Velocities
 from .layout import LatentLayout
 from .tensors import count_bytes, tensors
 
@@ -112,7 +112,8 @@ class Replay:
         is_late = False
         for made in self.made:
             place = (made.begin + made.end) / 2
-            between = (place - before) * (place - velocities.level) < 0
+            # behind the level before, and up to that of now, at which the second half of a step of Heun's may stand too
+            between = ((place - before).abs() > SAME) & ((place - before) * (place - velocities.level) <= 0)
             if bool(between.any()):
                 curve = velocities.on_curve(made.begin, made.end)
                 made.velocity = torch.where(between[:, None], curve, made.velocity)

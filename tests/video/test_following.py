@@ -198,6 +198,31 @@ def test_levels_are_those_of_the_sampler():
     assert levels_of(audio) == [*audio.timesteps.tolist(), 0.0], "which are shares already"
 
 
+HEUNS = (
+    (examples.wan_pipeline, diffusers.FlowMatchHeunDiscreteScheduler(shift=3)),
+    (examples.unet_pipeline, diffusers.HeunDiscreteScheduler()),
+)
+
+
+@pytest.mark.parametrize(("build", "scheduler"), HEUNS, ids=("flow", "noise"))
+def test_both_halves_of_a_step_of_heuns_are_followed(build, scheduler):
+    """Its timesteps come twice but for the first, and each is a pass of its own."""
+    pipe, arguments = build()
+    pipe.scheduler, call = scheduler, arguments(1, steps=12)
+    plain = pipe(**call)[0]
+    for method in (video.HeterogeneousSteps(1.0), video.EasyCache(0.0)):
+        with mmaccel.accelerate(pipe, method) as fast:
+            assert torch.equal(fast(**call)[0], plain)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        fast(**call)
+        assert len(fast.report.details["steps"]) == 23 and sum(fast.report.details["steps"]) == 12
+        assert not fast.report.warnings
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        out = fast(**call)[0]
+        assert fast.report.work_ratio == 3 / 23 and not fast.report.warnings and not torch.equal(out, plain)
+    assert torch.equal(pipe(**call)[0], plain)
+
+
 def test_the_last_timestep_of_ltxs_ancestral_sampler_is_no_step():
     """Its pipelines leave it out: it is where the last step ends."""
 

@@ -15,7 +15,9 @@ from diffusers import (
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
     HeliosScheduler,
+    HeunDiscreteScheduler,
     LTXEulerAncestralRFScheduler,
     UniPCMultistepScheduler,
     WanPipeline,
@@ -61,6 +63,7 @@ def test_a_run_too_short_for_its_ends_is_refused(wan):
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 SAMPLERS = {
     "Euler": lambda: FlowMatchEulerDiscreteScheduler(shift=3),
+    "Heun": lambda: FlowMatchHeunDiscreteScheduler(shift=3),
     "UniPC": lambda: UniPCMultistepScheduler(**FLOW),
     "UniPC of third order": lambda: UniPCMultistepScheduler(**FLOW, solver_order=3),
     "DPM-Solver++": lambda: DPMSolverMultistepScheduler(**FLOW),
@@ -68,6 +71,7 @@ SAMPLERS = {
 }
 OF_NOISE = {
     "Euler of noise": lambda: EulerDiscreteScheduler(),
+    "Heun of noise": lambda: HeunDiscreteScheduler(),
     "DPM-Solver++ of noise": lambda: DPMSolverMultistepScheduler(),
 }
 DRAWING = {
@@ -75,7 +79,7 @@ DRAWING = {
 }
 
 
-@pytest.mark.parametrize("sampler", (*SAMPLERS, "Euler of noise"))
+@pytest.mark.parametrize("sampler", (*SAMPLERS, "Euler of noise", "Heun of noise"))
 @pytest.mark.parametrize("forecast", (0.0, 0.5))
 @pytest.mark.parametrize("skipped", ({2: []}, {2: [], 3: [], 4: []}, {1: [], 5: [], 6: [], 8: []},
                                      {2: [], 3: [0], 4: [], 5: [1], 6: [0], 7: []}), ids=str)  # fmt: skip
@@ -136,7 +140,8 @@ def test_correction_is_worth_it_where_noise_is_predicted(sampler):
             found[correct] = run(fast, call)
             assert not fast.report.warnings
     assert 0 < distance(found[True], plain) < min(distance(found[False], plain), distance(fewer, plain))
-    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, steps=tuple(range(24)))) as fast:
+    passes = range(len(pipe.scheduler.timesteps))
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, steps=tuple(passes))) as fast:
         assert torch.equal(run(fast, call), plain)
 
 
@@ -587,7 +592,7 @@ def test_the_converged_clip_is_the_same_with_every_sampler(wan):
 
 def test_what_is_converged_is_known_of_flow_matching_only(wan):
     pipe, _ = wan
-    for scheduler in (DRAWING["SDE"](), DDIMScheduler()):
+    for scheduler in (DRAWING["SDE"](), DDIMScheduler(), SAMPLERS["Heun"]()):
         pipe.scheduler = scheduler
         with pytest.raises(UnsupportedTargetError, match="no sampler of flow matching"):
             mmaccel.accelerate(pipe, HeterogeneousSteps(target="converged"))
@@ -632,6 +637,7 @@ def test_which_samplers_can_be_repeated():
         (FlowMatchEulerDiscreteScheduler(), True, True),
         (Own(), True, True),
         (EulerDiscreteScheduler(), True, True),
+        (HeunDiscreteScheduler(), True, True),
         (EulerAncestralDiscreteScheduler(), False, False),
         (UniPCMultistepScheduler(**FLOW), True, False),
         (UniPCMultistepScheduler(**FLOW, solver_order=1), True, True),

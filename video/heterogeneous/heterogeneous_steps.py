@@ -23,7 +23,7 @@ from ..families.adapter import (
 )
 from ..families.context_parallel import refuse_split
 from ..following import follow
-from ..samplers import is_flow, is_repeatable
+from ..samplers import is_flow, is_heun, is_repeatable
 from .partial import ADVICE, PartialForward
 from .run import HeterogeneousRun
 
@@ -60,12 +60,13 @@ class HeterogeneousSteps(DiffusionMethod):
         always half of it.
     correct
         Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: Euler's,
-        UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the report says so.
+        Heun's, UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the report says so.
     target
         What to be near to: the ``"plain"`` run (default), or the ``"converged"`` one of many more steps. Then a step
         goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
         and half of the steps computed were measured to be nearer to the converged clip than the plain run of all is, on
-        most prompts; on a few they give another clip, far from both. For samplers of flow matching that draw no noise.
+        most prompts; on a few they give another clip, far from both. For samplers of flow matching that draw no noise,
+        but Heun's, which come as near by themselves.
     tolerance
         How far forecasts may lead astray, as the root mean square of all corrections in units of the latents, before a
         run computes all its further steps and so exceeds its budget; None (default) for any. `video.Auto` finds it for
@@ -169,13 +170,14 @@ class HeterogeneousSteps(DiffusionMethod):
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         require_steps(adapter, self.name)
         scheduler = adapter.target.scheduler
-        if self.target == "converged" and not (is_flow(scheduler) and is_repeatable(scheduler)):
+        fits = is_flow(scheduler) and is_repeatable(scheduler) and not is_heun(scheduler)
+        if self.target == "converged" and not fits:
             fitting = "FlowMatchEulerDiscreteScheduler(shift=3)"
             if has_frame_samplers(adapter.target):
                 fitting = 'UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)'
             raise UnsupportedTargetError(
-                f"{type(scheduler).__name__} is no sampler of flow matching that draws no noise, as target='converged'"
-                f" needs: leave target= out, or set pipe.scheduler = {fitting}"
+                f"{type(scheduler).__name__} is no sampler of flow matching that draws no noise and takes one pass a"
+                f" step, as target='converged' needs: leave target= out, or set pipe.scheduler = {fitting}"
             )
         if self.chooses_tokens:
             refuse_frame_samplers(adapter.target, f"{self.name}(fraction=..., policy={self.policy!r})")

@@ -143,7 +143,8 @@ class HeterogeneousRun(Stepper):
                 f"{fewer} computed steps are few to forecast from with {sampler}: a plain run with"
                 f" num_inference_steps={fewer} may do as well"
             )
-        if least >= method.budget + 0.5 / steps and not any((method.warmup, method.cooldown, method.interval)):
+        rounded = 0.5 / steps + 1e-9  # half a step
+        if least > method.budget + rounded and not any((method.warmup, method.cooldown, method.interval)):
             self.warn(f"a budget of {method.budget:g} is too small for {steps} steps: {least:.0%} of them are computed")
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
