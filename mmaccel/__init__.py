@@ -26,7 +26,7 @@ from .errors import (
     UnsupportedTargetError,
 )
 from .method import Method
-from .modality import modalities
+from .modality import own_packages
 from .plan import Plan, plan
 from .registry import get_method, methods
 from .report import Report
@@ -69,5 +69,4 @@ if not TYPE_CHECKING:  # type checkers would take every name for a package
 
     def _packages() -> set[str]:
         """The packages that users import, which `import mmaccel` leaves for their first use."""
-        found = (modality.package.rpartition(".") for modality in modalities())
-        return {"decoding", "kernels", "zoo", *(name for parent, _, name in found if parent == __name__)}
+        return {"decoding", "kernels", "zoo", *own_packages()}

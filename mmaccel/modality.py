@@ -8,7 +8,7 @@ packages name their subclass as an entry point of the group ``"mmaccel.modalitie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -174,20 +174,24 @@ def get_modality(name: str) -> Modality:
 
 @cache
 def _installed() -> tuple[type[Modality], ...]:
-    return (*_packages(), *(entry.load() for entry in metadata.entry_points(group=ENTRY_POINTS)))
+    own = (import_module(f"{__package__}.{name}.modality") for name in own_packages())
+    classes = [value for module in own for value in vars(module).values() if _is_own(value, module.__name__)]
+    return (*classes, *(entry.load() for entry in metadata.entry_points(group=ENTRY_POINTS)))
 
 
-def _packages() -> Iterator[type[Modality]]:
-    """The modalities among mmaccel's own packages.
+@cache
+def own_packages() -> tuple[str, ...]:
+    """Names of mmaccel's own packages that hold a modality, none of which is imported for it.
 
     Where git makes no links, a file stands in a clone for each package that pip maps: Python finds what it stands for.
     """
-    for path in sorted(Path(__file__).parent.iterdir()):
-        spec = find_spec(f"{__package__}.{path.name}") if path.name.isidentifier() else None
-        folders = (spec.submodule_search_locations if spec else None) or ()
-        if any((Path(folder) / "modality.py").is_file() for folder in folders):
-            module = import_module(f"{__package__}.{path.name}.modality")
-            yield from (value for value in vars(module).values() if _is_own(value, module.__name__))
+    return tuple(path.name for path in sorted(Path(__file__).parent.iterdir()) if _holds_modality(path.name))
+
+
+def _holds_modality(name: str) -> bool:
+    spec = find_spec(f"{__package__}.{name}") if name.isidentifier() else None
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    return any((Path(folder) / "modality.py").is_file() for folder in folders)
 
 
 def _is_own(value: Any, module: str) -> bool:

@@ -23,7 +23,10 @@ from .report import Report
 A = TypeVar("A", bound=Adapter, default=Any)
 
 # What models and pipelines return themselves from, as in ``accelerate(model, ...).eval()``.
-CHAINED = frozenset(("to", "cuda", "cpu", "half", "float", "double", "bfloat16", "train", "eval", "requires_grad_"))
+CHAINED = frozenset(
+    ("to", "cuda", "xpu", "ipu", "mtia", "cpu", "half", "float", "double", "bfloat16", "type", "apply", "share_memory")
+    + ("train", "eval", "requires_grad_")
+)
 # Which session holds an object, by id, since models need not be hashable. Weak: what a method attaches to
 # the target refers to its session, so a session lives exactly as long as the target or its user keeps it.
 _holders: dict[int, weakref.ref[Session]] = {}

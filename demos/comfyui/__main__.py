@@ -39,9 +39,15 @@ def install(folder: Path) -> Path:
     with TemporaryDirectory(prefix=".mmaccel-", dir=place.parent) as beside:  # of the same disk, so that both can swap
         fresh = shutil.copytree(PACK, Path(beside) / "new", ignore=shutil.ignore_patterns("__pycache__"))
         (fresh / "__init__.py").write_text(FRONT_DOOR, encoding="utf-8")
+        old = Path(beside) / "old"
         if place.exists():
-            place.rename(Path(beside) / "old")
-        fresh.rename(place)
+            place.rename(old)
+        try:
+            fresh.rename(place)
+        except OSError:
+            if old.exists():
+                old.rename(place)
+            raise
     return place
 
 

@@ -73,25 +73,27 @@ def _methods(kind: Kind) -> Iterator[tuple[type[Method], str]]:
     """The methods of a kind, those of most classes first, with where they work if it is not on all."""
     runs = list(_runs(kind).values())
     found = {cls: _count(cls, runs, kind.column) for cls in methods().values() if is_of(cls, kind)}
-    for cls in sorted(found, key=lambda cls: -found[cls]):
-        where = _only(cls, kind) if not found[cls] else "" if found[cls] == len(runs) else str(found[cls])
+    for cls in sorted(found, key=lambda cls: -(found[cls] or 0)):
+        count = found[cls]
+        where = _only(cls, kind, bool(runs)) if count is None else "" if count == len(runs) else str(count)
         yield cls, f"`{cls.__name__}`" + (f" ({where})" if where else "")
 
 
-def _count(cls: type[Method], runs: list[dict[str, Any]], column: str) -> int:
-    """On how many classes a method worked; where it was not run, how many are of its families."""
+def _count(cls: type[Method], runs: list[dict[str, Any]], column: str) -> int | None:
+    """On how many classes a method worked; None where it was not run, and the files say nothing of it."""
+    families = cls.families or ()
+    if not column and families:  # of these runs each class has a family, and all methods of that work
+        return sum(row["family"] in families for row in runs) if runs else None
     ran = [row[column] for row in runs if cls.__name__ in row.get(column, ())]
-    return sum(found[cls.__name__] is not None for found in ran) or sum(_fits(cls, row["family"]) for row in runs)
+    return sum(found[cls.__name__] is not None for found in ran) if ran else None
 
 
-def _fits(cls: type[Method], family: str) -> bool:
-    return cls.families is None or family in cls.families
-
-
-def _only(cls: type[Method], kind: Kind) -> str:
-    """The families of a method that is not for all of a kind of which no class was run."""
+def _only(cls: type[Method], kind: Kind, is_counted: bool) -> str:
+    """The families of a method that is not for all of a kind; else whether others were run on each of its classes."""
     everywhere = cls.families is None or {*kind.families} <= cls.families
-    return "" if everywhere else ", ".join(sorted(cls.families or ()))
+    if everywhere:
+        return "not run on each" if is_counted else ""
+    return ", ".join(sorted(cls.families or ()))
 
 
 def is_of(cls: type[Method], kind: Kind) -> bool:

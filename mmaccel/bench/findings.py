@@ -64,9 +64,11 @@ def _at_no_loss(section: Section, rows: Group) -> Iterator[str]:
     if best is not None:
         beside = [*others.values(), [plain]]
         yield from (who_wins(figure, best, beside, named(section)) for figure in (FASTEST, WORST))
-    elif theirs is not None:
+    elif theirs is not None and theirs["speedup"] > 1:
         told = FASTEST.told(theirs["speedup"], "the plain model")
         yield f"- Speed at no loss: {named(section)(theirs)} wins, {told}."
+    elif theirs is not None:
+        yield "- Speed at no loss: the plain model wins."
     yield "" if ours else _loses(section, all_ours, plain, "ours")
     yield from (_loses(section, group, plain, "its kind") for name, group in all_others.items() if name not in others)
 

@@ -22,7 +22,8 @@ INTRO = """# Benchmarks
 Made by `mmaccel bench index` from the JSON files beside this page; no figure is typed. Each section first says **who
 wins and by how much**. *At no loss* are rows whose mean quality is not below that of the plain run, and the fastest of
 ours stands beside the fastest others; qualities are compared among rows that are no slower than the plain run. Ours is
-one row, the best of ours on the mean, and the others are their best on each figure, the worst sample as well.
+one row, the best of ours on the mean or, of video, the setting that is the default, and the others are their best on
+each figure, the worst sample as well.
 
 The tables have the rows that save time and that no other row of ours beats in both time and quality (differences below
 3 % in time are ignored), exact ones too, the simple alternative that anyone can have without a method, and where

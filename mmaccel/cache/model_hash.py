@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mmaccel import private
+from mmaccel.errors import shown
 
 from .hook_state import VALUES, hook_state
 
@@ -68,7 +69,10 @@ def _weight(name: str, value: torch.Tensor) -> bytes:
         raise ValueError(f"{name} is not in memory")
     if hasattr(value, "__tensor_flatten__"):  # such as torchao's, which are made of tensors and refuse to be cut
         parts, rest = value.__tensor_flatten__()
-        return f"{type(value).__name__} {rest} ".encode() + b"".join(
+        told = repr(rest)
+        if " at 0x" in told:  # a function, or an object that does not say what it is
+            raise ValueError(f"{name} cannot be told from others by {shown(told)}")
+        return f"{type(value).__name__} {told} ".encode() + b"".join(
             f"{part} ".encode() + _weight(f"{name}.{part}", getattr(value, part)) for part in parts
         )
     values = _strided(value)

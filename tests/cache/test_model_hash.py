@@ -87,6 +87,14 @@ def test_weights_made_of_tensors_count_with_all_of_them(model: torch.nn.Module, 
     assert model_hash(model) != hashes[0]
 
 
+def test_weights_that_hold_functions_are_told_apart_by_nothing(model: torch.nn.Module) -> None:
+    """Whose address is another one in each process."""
+    held = Packed(torch.ones(8, 8, dtype=torch.int8), torch.ones(8, 1), block_size=lambda values: values)
+    model.lm_head.weight = torch.nn.Parameter(held, requires_grad=False)
+    with pytest.raises(ValueError, match=r"lm_head\.weight cannot be told from others by"):
+        model_hash(model)
+
+
 def test_packed_weights_count(model: torch.nn.Module) -> None:
     other = copy.deepcopy(model)
     with torch.no_grad():

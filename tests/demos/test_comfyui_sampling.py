@@ -209,6 +209,21 @@ def test_a_copy_that_fails_leaves_the_nodes_that_were_there(tmp_path, monkeypatc
     assert before == sorted((tmp_path / "custom_nodes" / "mmaccel").rglob("*"))
 
 
+def test_a_swap_that_fails_brings_the_earlier_nodes_back(tmp_path, monkeypatch):
+    (tmp_path / "custom_nodes").mkdir()
+    before, rename = sorted(install(tmp_path).rglob("*")), Path.rename
+
+    def locked(path, target):
+        if path.name == "new":
+            raise PermissionError("in use")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", locked)
+    with pytest.raises(PermissionError, match="in use"):
+        install(tmp_path)
+    assert before == sorted((tmp_path / "custom_nodes" / "mmaccel").rglob("*"))
+
+
 def test_the_command_says_what_it_did(tmp_path):
     command = [sys.executable, "-m", comfyui.__name__]
     found = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)

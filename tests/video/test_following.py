@@ -23,6 +23,7 @@ from mmaccel.errors import ActiveSessionError, ConflictError, UnsupportedTargetE
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
+from mmaccel.video.families.adapter import IN_CALLBACK
 from mmaccel.video.samplers import first_step, is_flow, levels_of, step_names
 
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
@@ -532,7 +533,7 @@ def test_a_second_call_at_once_is_refused_and_the_first_goes_on():
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("is_thread", (True, False))
-def test_a_pipeline_that_shares_the_transformer_waits_for_the_run(method, is_thread):
+def test_a_pipeline_that_shares_the_transformer_is_refused_in_the_middle_of_a_run(method, is_thread):
     """In the middle of it, it would get the run's own predictions, though it has a scheduler of its own."""
     pipe, arguments = examples.wan_pipeline()
     scheduler = diffusers.UniPCMultistepScheduler(**FLOW)
@@ -562,6 +563,15 @@ def test_a_pipeline_that_shares_the_transformer_waits_for_the_run(method, is_thr
         assert torch.equal(found[1], plain) and fast.report.details["computed"] == computed
         draw()
         assert torch.equal(found[2], plain), "outside of a run it is as before"
+
+
+@pytest.mark.parametrize("name", ("callback_on_step_end", "callback"))
+def test_callbacks_of_either_name_are_known_while_they_run(name):
+    pipe, _ = examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        given = {name: lambda *_: IN_CALLBACK in fast.memory}
+        fast.plan.methods[0].prepare(fast, (), given)
+        assert given[name](0, 1) and IN_CALLBACK not in fast.memory
 
 
 def test_a_call_within_a_callback_takes_the_run_over():

@@ -159,13 +159,31 @@ def test_it_is_asked_where_it_is_worth_its_time():
     assert not many.is_worth(0.9), "each of eight rows has steps of its own"
 
 
+def cost_of(most, seconds):
+    """Of passes that were measured, by their width."""
+    plain = PassCost(most)
+    for width, each in seconds.items():
+        for _ in range(3):
+            plain.observe(width, [1], each)
+    return plain
+
+
+def test_guesses_share_the_price_of_a_pass_that_is_no_longer_plain():
+    """As of weights in 4 bits: a second token is dear, more of them are not."""
+    plain = cost_of(9, {1: 0.1, 2: 0.25, 4: 0.25, 8: 0.25})
+    assert plain.nodes([0.9**n for n in range(1, 8)]) == 7
+    cost = AssistantCost(plain)
+    for number in range(200):
+        cost.observe_guess(number % 10 < 9, 0.9)
+    for _ in range(9):
+        cost.observe_step(0.005)
+    assert cost.pays(1.0, plain.place(1)) and not cost.pays(0.1, plain.place(1))
+
+
 def test_a_guess_must_be_worth_its_place_too():
     """A step costs little here, what it guesses is verified in a pass that is wider by one token."""
-    plain = PassCost(9)
-    for width, seconds in ((1, 0.1), (2, 0.13), (3, 0.135)):
-        for _ in range(3):
-            plain.observe(width, [1], seconds)
-    assert plain.place(1) == pytest.approx(1.2 * 0.3) and plain.place(2) == pytest.approx(1.2 * 0.05)
+    plain = cost_of(2, {1: 0.1, 2: 0.13})
+    assert plain.place(1) == pytest.approx(1.2 * 0.3) and plain.place(2) == 0.0, "a pass holds no third"
     assert PassCost(9, always=True).place(1) == 0.0
     costs = {sure: AssistantCost(plain) for sure in (0.3, 0.9)}
     for sure, cost in costs.items():

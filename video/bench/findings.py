@@ -30,7 +30,7 @@ FIGURES = (
 def of_budget(group: list[Row]) -> str:
     """Ours against the best of the others on each figure, of those that kept to the time."""
     kept = in_time(group)
-    ours = next((row for row in group if row["kind"] == "ours"), None)
+    ours = next((row for row in kept if row["kind"] == "ours"), None)
     others = [[row for row in kept if row["kind"] == kind] for kind in ("rival", "simple")]
     if ours is None or not any(others):
         return ""

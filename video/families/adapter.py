@@ -100,7 +100,7 @@ class BlockDiffusionAdapter(DiffusionTransformerAdapter):
 
 PipelineSession = Session[DiffusionTransformerAdapter]
 END = "denoising_end"  # an argument of a call, which a session remembers, since modular pipelines do not
-CALLBACK = "callback_on_step_end"
+CALLBACKS = ("callback_on_step_end", "callback")  # the second as older pipelines have it
 IN_CALLBACK = "in callback"  # by this name a session remembers that one is running
 
 
@@ -131,9 +131,10 @@ class DiffusionMethod(Method[PipelineSession]):
         session.memory.pop(END, None)
         if kwargs.get(END) is not None:
             session.memory[END] = kwargs[END]
-        callback = kwargs.get(CALLBACK)
-        if callable(callback) and not hasattr(callback, "tensor_inputs"):  # pipelines know diffusers' own by their type
-            kwargs[CALLBACK] = functools.partial(_call_back, session, callback)
+        for name in CALLBACKS:
+            callback = kwargs.get(name)
+            if callable(callback) and not hasattr(callback, "tensor_inputs"):  # pipelines know diffusers' own by type
+                kwargs[name] = functools.partial(_call_back, session, callback)
 
 
 def _call_back(session: PipelineSession, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

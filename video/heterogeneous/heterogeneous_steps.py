@@ -66,7 +66,7 @@ class HeterogeneousSteps(DiffusionMethod):
         goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
         and half of the steps computed were measured to be nearer to the converged clip than the plain run of all is, on
         most prompts; on a few they give another clip, far from both. For samplers of flow matching that draw no noise,
-        but Heun's, which come as near by themselves.
+        but Heun's, whose steps go by such a mean themselves.
     tolerance
         How far forecasts may lead astray, as the root mean square of all corrections in units of the latents, before a
         run computes all its further steps and so exceeds its budget; None (default) for any. `video.Auto` finds it for
@@ -89,8 +89,9 @@ class HeterogeneousSteps(DiffusionMethod):
     tokens
         Which tokens partial steps compute: ``"hottest"`` (default), or ``"random"`` to measure the value of the choice.
     steps
-        Indices of the full steps, as :func:`calibrate_steps` finds them for a number of steps; None (default) for the
-        general schedule.
+        Indices of the full steps, as :func:`calibrate_steps` finds them for a number of steps (of Heun's samplers of
+        passes, two a step); None (default) for the general schedule. A run may have no more steps before the first or
+        behind the last of them than lie between any two.
     kv
         Where partial steps keep keys and values: ``"native"`` (default) as the model has them, ``"fp8"`` in 8 bits,
         ``"cpu"`` in the main memory.
@@ -98,7 +99,8 @@ class HeterogeneousSteps(DiffusionMethod):
     Raises
     ------
     SettingError
-        If a setting is outside its range, or a run is too short for its warm-up and cool-down.
+        If a setting is outside its range, or a run is too short for its warm-up and cool-down, or not of the length
+        that `steps` are for.
     MemoryLimitError
         Before the run, if its keys and values do not fit.
     UnsupportedTargetError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,8 @@ class SessionAttention:
         self.active = True
         self.run: GenerateRun | None = None
         self._updated: weakref.ref[Any] | None = None
-        self._mask: tuple[weakref.ref[torch.Tensor], tuple[int, ...], list[int] | None] | None = None
+        # Where rows begin by a mask, of the two newest: layers with windows and those without take turns.
+        self._known: deque[tuple[weakref.ref[torch.Tensor], tuple[int, ...], list[int] | None]] = deque(maxlen=2)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SessionAttention:
         return self  # copies of a cache are read by the same attention
@@ -117,10 +119,11 @@ class SessionAttention:
         sizes = (call.query.shape[0], call.queries, call.keys)
         if call.mask is None:
             return left_padding(None, *sizes)
-        # all layers get the same mask: read it back from the device once
-        if self._mask is None or self._mask[0]() is not call.mask or self._mask[1] != sizes:
-            self._mask = (weakref.ref(call.mask), sizes, left_padding(call.mask, *sizes))
-        return self._mask[2]
+        for mask, known, starts in self._known:
+            if mask() is call.mask and known == sizes:
+                return starts  # layers get the same mask: it is read back from the device once
+        self._known.append((weakref.ref(call.mask), sizes, left_padding(call.mask, *sizes)))
+        return self._known[-1][2]
 
 
 def _unsuited(
@@ -131,7 +134,7 @@ def _unsuited(
     if unknown:
         return f"its attention has {', '.join(unknown)}"
     window = kwargs.get("sliding_window")
-    if window is not None and window < call.keys:
+    if window is not None and window <= call.keys:  # what is full holds no more than the window
         return "it has a sliding window"
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         return "its attention is not causal"

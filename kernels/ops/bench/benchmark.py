@@ -159,7 +159,7 @@ def over_cases(rows: list[dict[str, Any]]) -> str:
     """Every op against torch's own, over its cases and types."""
     told = {
         op: ahead(FASTER, [(row, plain_of([row])) for row in group], _case)
-        for op, group in by("method", "`{}`", rows).items()
+        for op, group in by("method", "`{}`", public(rows)).items()
     }
     return "\n".join(f"- {op} against torch's own: {text}." for op, text in told.items() if text)
 

@@ -99,11 +99,16 @@ class PassCost:
         return 0 if self._since >= STALE and most < CLEAR else best
 
     def place(self, width: int) -> float:
-        """What one more token costs a pass over so many, of a plain pass; no more than what it must save."""
+        """What a token more must save that stands behind so many others in a pass, of a plain pass.
+
+        Of those that may follow as many are counted as are cheapest together: where the second token makes a pass
+        slow, and the third to the eighth do not, they share its price.
+        """
         if self.always:
             return 0.0
         curve = self.curve
-        return MARGIN * (curve.seconds(width + 1) - curve.seconds(width)) / curve.seconds(1)
+        costs = [(curve.seconds(w) - curve.seconds(width)) / (w - width) for w in WIDTHS if width < w <= self.most]
+        return MARGIN * min(costs, default=0.0) / curve.seconds(1)
 
 
 def _expected(width: int) -> float:

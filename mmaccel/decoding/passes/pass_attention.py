@@ -133,7 +133,7 @@ def grouped_attention(
         return attend(query, key, value, mask, enable_gqa=True)
     rows = query.reshape(batch, few, -1, size)  # of each group, head after head
     seen = mask.expand(-1, heads // few, -1, -1).reshape(len(mask), 1, -1, mask.shape[3])
-    return attend(rows, key, value, seen).view(batch, heads, tokens, size)
+    return attend(rows, key, value, seen).reshape(batch, heads, tokens, size)
 
 
 def _is_slow(query: torch.Tensor) -> bool:
