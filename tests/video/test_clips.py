@@ -199,7 +199,7 @@ def test_the_page_compares_with_what_kept_to_the_time(tmp_path):
     def row(method, kind, wall_share, quality):
         figures = {"psnr_worst": quality - 5, "ssim": 0.9, "ssim_worst": 0.8, "psnr_still": None, "psnr_lively": None}
         given = {"kind": kind, "budget": 0.5, "wall_share": wall_share, "quality": quality, "label": "", "settings": {}}
-        return {"method": method, "work_ratio": None, **given, **figures}
+        return {"method": method, "work_ratio": None, "speedup": 1 / wall_share, **given, **figures}
 
     rows = [row("HeterogeneousSteps", "ours", 0.52, 40.0), row("fewer steps", "simple", 0.5, 30.0)]
     rows += [row("late", "rival", 0.9, 60.0), row("EasyCache", "rival", 0.5, 42.0), row("half", "part", 0.5, 39.0)]
