@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from mmaccel.masks import additive
+
 from .kept import KeptStates
 
 
@@ -117,5 +119,5 @@ class KeptPrefix(KeptStates):
         if self.padding is not None:
             before = before & self.padding[..., :old]
         if own.is_floating_point():  # masks that are added
-            before = torch.zeros_like(before, dtype=own.dtype).masked_fill(~before, torch.finfo(own.dtype).min)
+            before = additive(before, own.dtype)
         return torch.cat([before, own.expand(*before.shape[:-1], -1)], -1)

@@ -8,6 +8,7 @@ import torch
 
 from mmaccel import private
 from mmaccel.decoding import Stats, one_hot, sample
+from mmaccel.masks import additive
 
 from .task import ImageTask, Progress
 
@@ -125,10 +126,7 @@ class GridDecoder:
         visible = visible.repeat(branches, 1, 1)
         prompt = self.task.prompt_mask[:, None].expand(-1, index.shape[1], -1)
         mask = torch.cat([prompt, visible], -1)[:, None]
-        if self._mask_dtype is None:
-            return mask
-        lowest = torch.finfo(self._mask_dtype).min
-        return torch.zeros_like(mask, dtype=self._mask_dtype).masked_fill(~mask, lowest)
+        return mask if self._mask_dtype is None else additive(mask, self._mask_dtype)
 
     def first(self, choose: Any = None) -> torch.Tensor:
         """A token buffer `[batch, length + margin]` whose first token is drawn from the prompt."""

@@ -85,9 +85,8 @@ class ContextStore:
             raise ValueError(f"ContextStore(gigabytes={gigabytes}): gigabytes must be above 0")
         self.folder, self.limit = folder, int(gigabytes * GIGA)
         self.troubles: list[str] = []
-        self._known: dict[
-            tuple[str, int, int], StoredPrompt | None
-        ] = {}  # by name, inode and size: a header is read once
+        # By name, inode and size: a header is read once.
+        self._known: dict[tuple[str, int, int], StoredPrompt | None] = {}
 
     def find(self, model: str, stops: dict[str, int]) -> tuple[StoredPrompt, int] | None:
         """The smallest entry of a model that shares most tokens with a prompt, and how many; None if none does.

@@ -13,6 +13,7 @@ from transformers import EncoderDecoderCache
 
 from mmaccel import private
 from mmaccel.cache.argument import cache_of
+from mmaccel.masks import additive
 
 from .generated_text import Drafts, GeneratedText, Verdicts, of_row, positions_of
 from .matching import Draft, Likely, Verdict, likeliest_of, match
@@ -177,8 +178,7 @@ class GeneratedTexts:
         """A mask as the model's attention takes it."""
         if private.attention_name(self.model.config.get_text_config(decoder=True)) == "sdpa":
             return allowed
-        added = torch.zeros(allowed.shape, dtype=self.model.dtype, device=allowed.device)
-        return added.masked_fill(~allowed, torch.finfo(added.dtype).min)
+        return additive(allowed, self.model.dtype)
 
     def _prepared(self, fed: torch.Tensor, count: int | None, keep: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Inputs of a pass over the last `count` of the tokens, with logits of the last `keep`."""

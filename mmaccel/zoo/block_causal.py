@@ -11,6 +11,7 @@ import torch
 
 from .. import private
 from ..errors import SettingError, UnsupportedTargetError
+from ..masks import additive
 
 FEATURES = {  # what a picture or video is given as: the call that makes features of it, and their placeholder
     "pixel_values": ("get_image_features", "image_token_id"),
@@ -211,6 +212,4 @@ class BlockCausalModel(torch.nn.Module):
                 f"BlockCausalModel gives each token a mask of its own, which is not for attn_implementation={name!r}:"
                 " load the model with attn_implementation='sdpa'"
             )
-        if name != "eager":
-            return seen
-        return torch.zeros_like(seen, dtype=self.dtype).masked_fill(~seen, torch.finfo(self.dtype).min)
+        return additive(seen, self.dtype) if name == "eager" else seen
