@@ -1,7 +1,9 @@
 """Compressed caches beside those of kvpress, whose presses are stood for by two of the same shape."""
 
+import ast
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +60,14 @@ def test_a_press_works_on_a_copy_of_what_was_computed_once(model):
     assert found[1]["loss"] != pytest.approx(float(expected), abs=1e-5)
     answer = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
     assert found[3]["tokens"] == answer[0, LENGTH:].tolist() == found[5]["tokens"]
+
+
+def test_it_imports_nothing_of_ours():
+    """The Python that runs it has no mmaccel."""
+    nodes = [*ast.walk(ast.parse(Path(kvpress_rival.__file__).read_text(encoding="utf-8")))]
+    imported = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    imported |= {"." * node.level + (node.module or "") for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert "torch" in imported and not [name for name in imported if name.startswith((".", "mmaccel"))]
 
 
 def test_all_presses_drop_the_same_share():

@@ -9,14 +9,13 @@ is computed once, and each press is given what its hooks were to be given, on a 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-
-from mmaccel.cache.argument import cached
 
 
 def presses(kvpress: Any, dropped: float) -> dict[str, Any]:
@@ -56,7 +55,7 @@ class Prompt:
             layer.rotary_emb = model.model.rotary_emb  # where presses look for it
         hooks = [layer.register_forward_hook(self._note, with_kwargs=True) for layer in self.layers]
         self.cache = DynamicCache()
-        output = model(torch.tensor([tokens]), **cached(self.cache), logits_to_keep=1)
+        output = model(torch.tensor([tokens]), **_cached(model, self.cache), logits_to_keep=1)
         for hook in hooks:
             hook.remove()
         self.logits = output.logits[0, -1]
@@ -82,8 +81,15 @@ class Prompt:
             yield logits
             token = int(logits.argmax()) if forced is None else forced[place]
             at = torch.tensor([self.length + place])
-            output = self.model(torch.tensor([[token]]), **cached(cache), position_ids=at[None], cache_position=at)
+            handed = {**_cached(self.model, cache), "position_ids": at[None], "cache_position": at}
+            output = self.model(torch.tensor([[token]]), **handed)
             logits = output.logits[0, -1]
+
+
+def _cached(model: Any, cache: Any) -> dict[str, Any]:
+    """The argument that hands a cache to a model: `cache` since transformers 5.24, before it `past_key_values`."""
+    known = inspect.signature(model.prepare_inputs_for_generation).parameters
+    return {"cache" if "cache" in known else "past_key_values": cache}
 
 
 def found(model: Any, ways: dict[str, Any], tasks: dict[str, Any]) -> Iterator[dict[str, Any]]:
