@@ -7,12 +7,12 @@ fewer than three blocks, or written by hand where diffusers has none. A new clas
 from __future__ import annotations
 
 import functools
-import json
-from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
+
+from .written import read_rows
 
 _PART = "a part of other denoisers"
 # Classes that are not run, and why.
@@ -29,15 +29,8 @@ ABSENT = {
     "WanAnimate2Transformer3DModel": "it is called with keys and values of other frames that its pipeline keeps",
 }
 
-SOURCE = Path(__file__).with_name("models.json")
+rows = functools.partial(read_rows, "models.json")
 SCALE = 0.1  # of all parameters: untrained ones may start at 0, which nothing would come out of
-
-
-@functools.cache
-def rows() -> dict[str, Any]:
-    """Configuration and inputs of every class, by name."""
-    found: dict[str, Any] = json.loads(SOURCE.read_text(encoding="utf-8"))
-    return found
 
 
 def build(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:

@@ -20,7 +20,9 @@ from mmaccel.speech import examples
 from mmaccel.speech.families.timed import features_of
 from mmaccel.testing.untrained import untrained
 
-SOURCE = Path(__file__).with_name("speech_models.json")
+from .written import read_rows
+
+rows = functools.partial(read_rows, "speech_models.json")
 LETTERS = "etaoinshrdlucmfwypvbgkq"  # with blank and word boundary the vocabulary of CTC
 RATE = 16_000
 WORDS = 70  # the marks come behind them
@@ -29,13 +31,6 @@ MARKS = {"audio_token": AUDIO, "audio_bos_token": "<|bos|>", "audio_eos_token": 
 TEMPLATE = """{% for turn in messages %}w6 {% if turn['content'] is string %}{{ turn['content'] }}{% else %}\
 {% for part in turn['content'] %}{% if part['type'] == 'audio' %}<|audio|>{% else %}{{ part['text'] }}{% endif %}\
 {% endfor %}{% endif %}w7 {% endfor %}{% if add_generation_prompt %}w8{% endif %}"""
-
-
-@functools.cache
-def rows() -> dict[str, Any]:
-    """The line of every class, by name."""
-    found: dict[str, Any] = json.loads(SOURCE.read_text(encoding="utf-8"))
-    return found
 
 
 def build(name: str, seed: int = 0) -> tuple[Any, Any]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,8 @@ import transformers
 
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.visual_examples import FRAMES, IMAGE, NEW_TOKENS, PLACEHOLDERS, TEXT, VIDEO, WEIGHT_SCALE, sharp
+
+from .written import read_rows
 
 # Classes of transformers that are shown pictures and are not built; all other reasons are in `REFUSED`.
 UNTRIED = (
@@ -32,26 +32,12 @@ UNTRIED = (
     "NemotronH_Omni_Reasoning_V3",
     "UnlimitedOcrForConditionalGeneration",
 )
-SOURCE = Path(__file__).with_name("visual_models.json")
-VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 4,
-}
+rows = functools.partial(read_rows, "visual_models.json")
+VISION = {**visual_examples.VISION, "image_size": 32, "patch_size": 4}
 PACKED = {**VISION, "depth": 2, "num_heads": 4, "out_hidden_size": 32}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 SIDE = 32
 ROWS, COLUMNS = 8, 8  # patches of a frame, of which 2 x 2 are a token
-
-
-@functools.cache
-def rows() -> dict[str, Any]:
-    """The line of every class, by name."""
-    found: dict[str, Any] = json.loads(SOURCE.read_text(encoding="utf-8"))
-    return found
 
 
 def build(name: str, seed: int = 0, scale: float = WEIGHT_SCALE) -> tuple[Any, Callable[..., dict[str, Any]]]:

@@ -1,7 +1,8 @@
-"""The loop of both tables: each class is tried, and what came out goes into a file that the site reads."""
+"""What all tables share: the small models are read from a file, and what came out goes into one that the site reads."""
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from collections.abc import Callable, Iterable
@@ -11,6 +12,13 @@ from typing import Any
 import torch
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@functools.cache
+def read_rows(name: str) -> dict[str, Any]:
+    """The line of every class in a file of this folder, by name."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return found
 
 
 def write(target: Path, names: Iterable[str], tried: Callable[[str], dict[str, Any]]) -> None:

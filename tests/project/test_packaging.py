@@ -65,6 +65,13 @@ def test_every_file_of_a_shipped_model_is_in_the_wheel():
         assert {file for file in zoo.path(name).rglob("*") if file.is_file()} <= shipped
 
 
+def test_every_file_beside_code_is_in_the_wheel():
+    for package in TOOL["packages"]:
+        shipped = {file for pattern in TOOL["package-data"].get(package, []) for file in _folder(package).glob(pattern)}
+        beside = {file for file in _folder(package).iterdir() if file.suffix in (".json", ".css", ".js", ".html")}
+        assert beside <= shipped, package
+
+
 def _in_a_new_process(*lines):
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, cwd=ROOT / "tests")
     assert done.returncode == 0, done.stderr

@@ -171,7 +171,7 @@ def test_sound_after_a_clip_has_positions_of_its_own(stored):
     try:
         model, clip = visual_models.build(name)
     finally:
-        visual_models.rows.cache_clear()
+        visual_models.read_rows.cache_clear()
     generator = torch.Generator().manual_seed(5)
     ids = torch.tensor([[7, 8, 60, *[61] * 16, 59, *range(10, 50)]])
     heard = {
