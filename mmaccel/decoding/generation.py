@@ -7,11 +7,11 @@ Each token is chosen as `generate` chooses it, so that the same random state giv
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers import StoppingCriteriaList, StopStringCriteria
@@ -26,12 +26,15 @@ from mmaccel.session import Session
 
 from .dice import DEVICES, Dice
 from .generated_texts import GeneratedTexts
-from .loop import Width, draft_and_verify
+from .loop import draft_and_verify
 from .passes.slots import unfit_for_rows
-from .row_drafters import RowDrafters, TextDrafter
+from .row_drafters import RowDrafters
 from .setting import setting, tokens_made
 from .stats import Stats
 from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_model, unfit_states
+
+if TYPE_CHECKING:
+    from .drafters.draft_method import DraftMethod
 
 GUIDING = ("UnbatchedClassifierFreeGuidanceLogitsProcessor",)  # processors that make a pass of the model of their own
 
@@ -84,42 +87,12 @@ class Call:
         return past is not None and past.has_states
 
 
-class Drafting(Protocol):
-    """What a method says of its drafts."""
-
-    branches: ClassVar[bool]
-    likely: ClassVar[int]
-    silent: ClassVar[str]
-
-    @property
-    def block(self) -> int:
-        """Most tokens of a draft; 0 for none."""
-
-    def take(self, model: Any, kwargs: dict[str, Any]) -> Any:
-        """Take what is meant for the drafts out of the arguments of a call of `generate`."""
-
-    def tell(self, report: Report, given: Any) -> None:
-        """Say in the report of a call what else there is to say of its drafts, and of what was taken for them."""
-
-    def learned(self, memory: dict[str, Any]) -> int:
-        """Bytes of what a session has learned, at most."""
-
-    def layers(self, holder: Holder) -> tuple[int, ...]:
-        """Layers of the model whose inputs the drafts are made from."""
-
-    def drafters(self, call: Call) -> Sequence[TextDrafter]:
-        """What drafts the next text of each row."""
-
-    def width(self, call: Call) -> Width:
-        """How many tokens a pass verifies."""
-
-
 @dataclass
 class DraftedRun:
     """The work of one call of `generate`, on a batch of texts or on the segments of recordings."""
 
     session: Holder
-    method: Drafting
+    method: DraftMethod
     given: Any = None  # what the method took out of its arguments
     streamer: Any = None
     stats: Stats = field(default_factory=Stats)
@@ -133,7 +106,7 @@ class DraftedRun:
             self.warnings.append(text)
 
 
-def verify_drafts(session: Session, stack: ExitStack, method: Drafting) -> None:
+def verify_drafts(session: Session, stack: ExitStack, method: DraftMethod) -> None:
     """Let `generate` of the session's target verify the drafts of a method until the stack is closed.
 
     Passes of a few tokens go through :func:`~mmaccel.linears.skinny.skinny_linears`.
