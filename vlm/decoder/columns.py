@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from mmaccel.patching import hook
+
 # Arguments of a model with a value for each token of its prompt.
 COLUMNS = ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids")
+
+
+def before_layers(
+    layers: Iterable[torch.nn.Module],
+    act: Callable[[int, torch.Tensor, dict[str, Any]], torch.Tensor | None],
+    stack: ExitStack,
+) -> None:
+    """Let ``act(number, hidden, kwargs)`` say what each layer of a decoder gets, until the stack is closed.
+
+    It returns hidden states, and puts masks and positions that fit them into `kwargs`; None changes nothing.
+    """
+
+    def before(number: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = dict(kwargs)
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        hidden = act(number, hidden, kwargs)
+        return None if hidden is None else ((hidden, *args[1:]), kwargs)
+
+    for number, layer in enumerate(layers):
+        hook(stack, layer, functools.partial(before, number))
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -11,10 +10,9 @@ import torch
 
 from mmaccel.cache.argument import cache_of
 from mmaccel.errors import PromptError
-from mmaccel.patching import hook
 
 from .call import AttentionCall, GenerateRun
-from .columns import Columns, taken
+from .columns import Columns, before_layers, taken
 from .rows import causal_pairs
 
 ATTRIBUTE = "_mmaccel_kept"  # on the cache itself, so that a later turn knows, and its copies
@@ -96,11 +94,10 @@ def install(
     `drops` are the shares to keep after some layers, which the call is told.
     """
 
-    def before(number: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        active = run()
+    def act(number: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        active, cache = run(), cache_of(kwargs)
         if active is None:
             return None
-        cache: Any = cache_of(kwargs)
         if number == 0:
             active.drops = drops
             active.kept = list(getattr(cache, ATTRIBUTE, ()))
@@ -109,16 +106,12 @@ def install(
         kept = active.kept_at(number)
         if kept is None:
             return None
-        kwargs = dict(kwargs)
-        hidden = args[0] if args else kwargs.pop("hidden_states")
         if kept.filling:
-            hidden = kept.fill(number, hidden, kwargs)
             if cache is not None:
                 setattr(cache, ATTRIBUTE, active.kept)
-        else:
-            held = cache.get_seq_length(number)
-            kwargs["attention_mask"] = kept.columns.later_mask(kwargs.get("attention_mask"), hidden.shape[1], held)
-        return (hidden, *args[1:]), kwargs
+            return kept.fill(number, hidden, kwargs)
+        held = cache.get_seq_length(number)
+        kwargs["attention_mask"] = kept.columns.later_mask(kwargs.get("attention_mask"), hidden.shape[1], held)
+        return hidden
 
-    for number, layer in enumerate(layers):
-        hook(stack, layer, functools.partial(before, number))
+    before_layers(layers, act, stack)

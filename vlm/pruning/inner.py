@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -12,10 +11,9 @@ import torch
 
 from mmaccel.cache.argument import cache_of
 from mmaccel.decoding.setting import setting
-from mmaccel.patching import hook
 
 from ..decoder.call import AttentionCall, GenerateRun
-from ..decoder.columns import Columns
+from ..decoder.columns import Columns, before_layers
 from ..input.prompt import NO_PLACE, Prompt
 from .clustering import means
 from .compressed import top
@@ -141,16 +139,11 @@ class Cuts:
 def install(layers: Iterable[torch.nn.Module], cuts: Callable[[], Cuts | None], stack: ExitStack) -> None:
     """Let `cuts()`, if there are any in this call, act before each layer of a decoder until the stack is closed."""
 
-    def before(number: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def act(layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor | None:
         active = cuts()
-        if active is None:
-            return None
-        kwargs = dict(kwargs)
-        hidden = args[0] if args else kwargs.pop("hidden_states")
-        return (active.before(number, hidden, kwargs), *args[1:]), kwargs
+        return None if active is None else active.before(layer, hidden, kwargs)
 
-    for number, layer in enumerate(layers):
-        hook(stack, layer, functools.partial(before, number))
+    before_layers(layers, act, stack)
 
 
 def why_uncut(target: Any, text_config: Any, kwargs: dict[str, Any]) -> str | None:
