@@ -101,13 +101,6 @@ def test_the_page_has_a_line_for_each_kind(measured, tmp_path):
     assert "## Drafts for text" in listed and "others: " in listed and "(worst " in listed
 
 
-def test_the_page_says_by_what_its_rows_were_timed(measured):
-    rows = measured[0]["rows"]
-    assert benchmark.facts(rows)["unit"] == "token"
-    older = [{name: value for name, value in row.items() if name != "timed_by"} for row in rows]
-    assert benchmark.facts(older)["unit"] == "text" and "too high" in benchmark.facts(older)["ends"]
-
-
 def test_a_text_that_ends_sooner_gains_nothing_by_it():
     plain, other = Entry(PLAIN, PLAIN), Entry("x", "rival")
     plain.samples, other.samples = [Sample(0, 8.0, {})], [Sample(0, 4.0, {})]

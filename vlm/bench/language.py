@@ -155,9 +155,9 @@ HEADINGS = ("method", "keys", "time", "speed-up", "loss", "added", "added, worst
 
 
 def facts(rows: list[Row]) -> dict[str, Any]:
-    """What was read: the kinds of text, which rows of before had one of."""
-    kinds = list(rows[0].get("loss_added", {}))
-    texts = f"texts of {len(kinds)} kinds ({', '.join(kinds)})" if kinds else "Python's own manual"
+    """What was read: the kinds of text."""
+    kinds = list(rows[0]["loss_added"])
+    texts = f"texts of {len(kinds)} kinds ({', '.join(kinds)})"
     return {"new": NEW, "texts": texts, "needles": max(len(row["seeds"]) for row in rows)}
 
 
@@ -182,8 +182,8 @@ def _line(row: Row) -> list[str]:
 
 
 def _worst(row: Row) -> str:
-    kind = row.get("worst_text")
-    return "" if kind is None else f"{row['loss_added'][kind]:+.3f} ({kind})"
+    kind = row["worst_text"]
+    return f"{row['loss_added'][kind]:+.3f} ({kind})"
 
 
 def _label(row: dict[str, Any]) -> str:
@@ -244,10 +244,8 @@ def _beside_window(window: Row, others: list[Row]) -> list[str]:
 
 
 def _most_added(row: Row) -> float | None:
-    """On the text that suits a row least; older rows do not tell it."""
-    if role_of(row) == "plain":
-        return 0.0
-    return row["loss_added"][row["worst_text"]] if row.get("worst_text") else None
+    """On the text that suits a row least."""
+    return 0.0 if role_of(row) == "plain" else row["loss_added"][row["worst_text"]]
 
 
 SECTION: Section = Section(

@@ -76,20 +76,20 @@ HEADINGS = (
 
 def groups(found: list[Row]) -> dict[str, list[Row]]:
     """Rows by the kind of their clips, without the plain model."""
-    names = dict.fromkeys(_table_of(row) for row in found)
-    return {TITLES[name]: [r for r in found if _table_of(r) == name and r["method"] != "plain"] for name in names}
+    names = dict.fromkeys(row["table"] for row in found)
+    return {TITLES[name]: [r for r in found if r["table"] == name and r["method"] != "plain"] for name in names}
 
 
 def facts(found: list[Row]) -> dict[str, str]:
     """What the introduction says of the clips that were measured."""
-    return {"clips": "\n".join(ABOUT[name] for name in dict.fromkeys(map(_table_of, found)))}
+    return {"clips": "\n".join(ABOUT[name] for name in dict.fromkeys(row["table"] for row in found))}
 
 
 def tables(found: list[Row]) -> dict[str, str]:
     """For each kind of clips and each share of the tokens a table of all entries, and what it says."""
     pages = {}
-    for name in dict.fromkeys(map(_table_of, found)):
-        rows = [row for row in found if _table_of(row) == name]
+    for name in dict.fromkeys(row["table"] for row in found):
+        rows = [row for row in found if row["table"] == name]
         for share in _shares(rows):
             group = [r for r in rows if not _is_method(r) or r["share"] == share]
             pages[f"{TITLES[name]}: {share:.0%} of the tokens"] = f"{_table(group)}\n\n{_summary(group, share)}"
@@ -115,13 +115,13 @@ def _best_and_fewer(rows: list[Row], share: float) -> tuple[Row, Row] | None:
 def nearest(rows: list[Row], share: float) -> list[Row]:
     """Of each method the row whose tokens are nearest to a share; none where all are far from it."""
     found: dict[str, Row] = {}
-    for row in sorted(rows, key=lambda row: abs(row.get("visual_share", 0.0) - share)):
+    for row in sorted(rows, key=lambda row: abs(row["visual_share"] - share)):
         found.setdefault(series(row), row)
-    return [row for row in found.values() if abs(row.get("visual_share", 0.0) - share) < NEARLY * share]
+    return [row for row in found.values() if abs(row["visual_share"] - share) < NEARLY * share]
 
 
 def _shares(rows: list[Row]) -> list[float]:
-    return sorted({row["share"] for row in rows if _is_method(row) and "share" in row}, reverse=True)
+    return sorted({row["share"] for row in rows if _is_method(row)}, reverse=True)
 
 
 def _tokens(row: Row) -> str:
@@ -137,13 +137,8 @@ def _equal_table(rows: list[Row]) -> str:
 
 
 def _equal_cell(row: Row) -> str:
-    worst = "" if row.get("quality_worst") is None else f" ({row['quality_worst']:.1%})"
+    worst = "" if row["quality_worst"] is None else f" ({row['quality_worst']:.1%})"
     return f"{row['quality']:.1%}{worst} with {row['visual_share']:.1%}"
-
-
-def _table_of(row: Row) -> str:
-    """The kind of a row's clips; older results do not tell it, and have slow clips only."""
-    return str(row.get("table", "slow"))
 
 
 def _is_method(row: Row) -> bool:
@@ -167,7 +162,7 @@ def _table(group: list[Row]) -> str:
 
 
 def _line(r: Row) -> list[str]:
-    keep, worst = r["settings"].get("keep"), r.get("quality_worst")
+    keep, worst = r["settings"].get("keep"), r["quality_worst"]
     return [
         label(r),
         f"{r['quality']:.1%}",
@@ -205,8 +200,8 @@ def plot(found: list[Row], path: Path) -> None:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    first = _table_of(found[0])
-    found = [row for row in found if _table_of(row) == first]
+    first = found[0]["table"]
+    found = [row for row in found if row["table"] == first]
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     plain = next(r for r in found if r["share"] == 1.0)

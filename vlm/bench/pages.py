@@ -27,6 +27,7 @@ from mmaccel.session import Session
 from ..decoder.document_draft import DocumentDraft
 from ..decoder.fused_draft import FusedDraft
 from .misread import misread
+from .timing import counted
 
 MODEL = "tiny-reader"
 SEED, PAGES, FEW = 9, 12, 3
@@ -53,15 +54,11 @@ class Reading(Workload):
         self.inputs = [dict(processor(images=page.picture)) for page in self.pages]
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Read:
-        inputs, passes = self.inputs[seed], list[int]()
-        given: dict[str, Any] = {}
+        inputs, given = self.inputs[seed], dict[str, Any]()
         if isinstance(target, Session) and any(isinstance(method, DocumentDraft) for method in target.plan.methods):
             given = {"regions": self.regions[seed], "page": self.pages[seed].picture, "processor": self.processor}
-        counting = self.target.register_forward_pre_hook(lambda *_: passes.append(1))
-        try:
+        with counted(self.target) as passes:
             ids = target.generate(**inputs, **given, do_sample=False, max_new_tokens=MOST)
-        finally:
-            counting.remove()
         new = ids[:, inputs["input_ids"].shape[1] :]
         text = self.processor.tokenizer.decode(new[0], skip_special_tokens=True)
         return Read(new, text == self.pages[seed].text, len(passes))

