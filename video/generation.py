@@ -14,8 +14,8 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
-from mmaccel.cache import free_memory
-from mmaccel.errors import MemoryLimitError, MmaccelError, PromptError, SettingError, UnsupportedTargetError
+from mmaccel.cache import require_memory
+from mmaccel.errors import MmaccelError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.modality import get_modality
 from mmaccel.session import Session
 from mmaccel.zoo.weights import check_name, load_pipeline
@@ -78,12 +78,8 @@ def briefly(settings: VideoSettings, pipe: Any) -> VideoSettings:
 def check_memory(settings: VideoSettings) -> None:
     """Raise a `MemoryLimitError` if the finished clip alone, in float32, does not fit into free memory."""
     frames, height, width = (getattr(settings, name) or 1 for name in ("frames", "height", "width"))
-    need, free = 12 * frames * height * width, free_memory("cpu")
-    if free is not None and need > free:
-        raise MemoryLimitError(
-            f"{frames} frames of {width} x {height} pixels take {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are"
-            " free: ask for fewer, or for smaller ones"
-        )
+    what = f"{frames} frames of {width} x {height} pixels"
+    require_memory(12 * frames * height * width, "cpu", what, "ask for fewer, or for smaller ones")
 
 
 def check_places(pipe: Any, settings: VideoSettings) -> None:

@@ -10,6 +10,7 @@ At the end, many more clients than the queue takes ask at once.
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import itertools
 import os
@@ -27,6 +28,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import torch
 from PIL import Image
 from tqdm import tqdm
@@ -34,7 +36,6 @@ from tqdm import tqdm
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.speech.hour_of_speech import resident_bytes
 from mmaccel.image.generation import ImageSettings, load
 
 MODEL, TURN, CROWD = "tiny-janus", 30, 40  # seconds at one server, and clients that ask at once at the end
@@ -100,24 +101,25 @@ def plain_pictures(prompts: list[str]) -> list[np.ndarray[Any, Any]]:
     return [np.asarray(one.pictures[0]) for one in tqdm(drawn, desc="plain pictures", total=len(prompts))]
 
 
-def turn(server: Served, clients: int, prompts: list[str], wanted: list[np.ndarray[Any, Any]], seconds: float) -> None:
-    """Clients ask one server for some time."""
+def turn(
+    server: Served, clients: int, seconds: float, count: int, get: Callable[[int], Any], is_right: Callable[..., bool]
+) -> None:
+    """Clients ask one server for some time; `get` asks one of `count` questions, by its place, and gives the answer."""
     began, lock, places = time.perf_counter(), threading.Lock(), itertools.count()
 
-    def client(number: int) -> None:
+    def client(_: int) -> None:
         while time.perf_counter() - began < seconds:
-            place = next(places) % len(prompts)
-            has_seed = (place + number) % 2 == 0
+            place = next(places) % count
             asked = time.perf_counter()
-            got = picture(ask(server.address, prompts[place], place if has_seed else None))
+            got = get(place)
             with lock:
                 server.latencies.append(time.perf_counter() - asked)
-                server.wrong += has_seed and not np.array_equal(got, wanted[place])
+                server.wrong += not is_right(place, got)
 
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(client, range(clients)))
     server.seconds += time.perf_counter() - began
-    server.resident.append(resident_bytes(server.process.pid))
+    server.resident.append(psutil.Process(server.process.pid).memory_info().rss)
 
 
 def crowd(server: Served, prompt: str) -> dict[str, Any]:
@@ -137,6 +139,16 @@ def measure(minutes: float, clients: int) -> dict[str, Any]:
     prompts = zoo.prompts(MODEL, 16, seed=5)
     torch.set_num_threads(1)
     wanted = plain_pictures(prompts)
+    # each prompt once with its seed and once without
+    questions = [(text, i if (i + again) % 2 == 0 else None) for again in (0, 1) for i, text in enumerate(prompts)]
+
+    def get(server: Served, place: int) -> np.ndarray[Any, Any]:
+        return picture(ask(server.address, *questions[place]))
+
+    def is_right(place: int, got: np.ndarray[Any, Any]) -> bool:
+        seed = questions[place][1]
+        return seed is None or np.array_equal(got, wanted[seed])
+
     with ExitStack() as stack:
         kinds = (("plain", "--plain"), ('preset="exact"', "--preset=exact"))
         servers = [stack.enter_context(serving(label, word)) for label, word in kinds]
@@ -144,7 +156,7 @@ def measure(minutes: float, clients: int) -> dict[str, Any]:
             ask(server.address, prompts[0], None)  # the first picture of a process is slower
         for _ in tqdm(range(max(1, round(minutes * 60 / TURN / len(servers)))), desc="turns", unit="pair"):
             for server in servers:
-                turn(server, clients, prompts, wanted, TURN)
+                turn(server, clients, TURN, len(questions), functools.partial(get, server), is_right)
         last = crowd(servers[-1], prompts[0])
         return {**results.result([server.row() for server in servers]), "clients": clients, "crowd": last}
 

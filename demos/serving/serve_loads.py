@@ -13,7 +13,6 @@ import functools
 import io
 import itertools
 import sys
-import threading
 import time
 import wave
 from collections.abc import Callable
@@ -29,8 +28,7 @@ from tqdm import tqdm
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.serving.serve_load import CROWD, HTTP, TURN, Served, cells, measured, serving
-from mmaccel.demos.speech.hour_of_speech import resident_bytes
+from mmaccel.demos.serving.serve_load import CROWD, HTTP, TURN, Served, cells, measured, serving, turn
 from mmaccel.speech.audio.recordings import load_recordings
 
 SAMPLE_RATE = 16_000
@@ -179,27 +177,16 @@ class Load:
         address = self.server.address
         return self.kind.answer(address, self.kind.ask(HTTP, address, self.questions[place]))
 
+    def is_right(self, place: int, answer: Any) -> bool:
+        return self.kind.equal(answer, self.wanted[place])
+
     def alone(self) -> None:
         """What the server answers while nobody else asks."""
         self.get(0)  # the first answer of a process is slower
         self.wanted = [self.get(place) for place in range(len(self.questions))]
 
     def turn(self, clients: int, seconds: float) -> None:
-        began, lock, places = time.perf_counter(), threading.Lock(), itertools.count()
-
-        def client(_: int) -> None:
-            while time.perf_counter() - began < seconds:
-                place = next(places) % len(self.questions)
-                asked = time.perf_counter()
-                found = self.get(place)
-                with lock:
-                    self.server.latencies.append(time.perf_counter() - asked)
-                    self.server.wrong += not self.kind.equal(found, self.wanted[place])
-
-        with ThreadPoolExecutor(clients) as pool:
-            list(pool.map(client, range(clients)))
-        self.server.seconds += time.perf_counter() - began
-        self.server.resident.append(resident_bytes(self.server.process.pid))
+        turn(self.server, clients, seconds, len(self.questions), self.get, self.is_right)
 
     def crowd(self) -> dict[str, Any]:
         """Many clients at once: how many are refused, and how soon; then all leave, and one more asks."""

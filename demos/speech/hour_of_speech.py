@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -43,15 +43,6 @@ def one_round(endpoint: EndpointPolicy, has_pauses: bool) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def resident_bytes(process: int | str = "self") -> int:
-    """Memory of a process, by default this one (Linux), 0 elsewhere."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return 0
-    return 1024 * int(status.split("VmRSS:")[1].split()[0])
-
-
 def listen(stream: Any, samples: torch.Tensor, text: str) -> dict[str, Any]:
     """Push one round, in chunks of 0.1 s, and measure it."""
     began, finals, before = time.process_time(), [], len(stream.stats.finalisation.ready)
@@ -68,7 +59,7 @@ def listen(stream: Any, samples: torch.Tensor, text: str) -> dict[str, Any]:
         "final_lag_p90": lags[int(0.9 * (len(lags) - 1))] if lags else None,
         "words": len(heard.split()),
         "word_error_rate": word_errors([text], [heard]),
-        "resident_bytes": resident_bytes(),
+        "resident_bytes": psutil.Process().memory_info().rss,
     }
 
 

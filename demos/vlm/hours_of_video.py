@@ -13,13 +13,13 @@ import time
 from itertools import groupby
 from typing import Any
 
+import psutil
 import torch
 from tqdm import tqdm
 
 from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.speech.hour_of_speech import resident_bytes
 
 MODEL = "tiny-onevision"
 CHUNK = 4  # frames of a push
@@ -50,7 +50,7 @@ def push_and_ask(stream: Any, asked: list[Any]) -> dict[str, Any]:
         "remembered": stream.stats.remembered,
         "tokens": stream.stats.tokens,
         "memory_bytes": stream.stats.memory_bytes,
-        "resident_bytes": resident_bytes(),
+        "resident_bytes": psutil.Process().memory_info().rss,
         "right": [answer == q.answer for answer, q in zip(answers, asked, strict=True)],
     }
 

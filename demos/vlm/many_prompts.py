@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -22,7 +23,6 @@ from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 from mmaccel.decoding.drafters.placeholders import placeholders
-from mmaccel.demos.speech.hour_of_speech import resident_bytes
 
 MODEL = "tiny-onevision"
 WORDS = 24
@@ -49,7 +49,7 @@ def answer(session: Any, ids: torch.Tensor, new: int) -> dict[str, Any]:
         "passes": report.forwards,
         "learned_bytes": report.peak_extra_bytes,
         "contexts": sum(len(value) for name, value in session.memory.items() if name.endswith("successors")),
-        "resident_bytes": resident_bytes(),
+        "resident_bytes": psutil.Process().memory_info().rss,
     }
 
 

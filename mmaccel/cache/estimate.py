@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from mmaccel.errors import MemoryLimitError
@@ -66,23 +66,8 @@ def free_memory(device: torch.device | str) -> int | None:
         # what torch holds and does not use is as good as free
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
-    if device.type == "cpu":
-        try:
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
-            return min(free, _left_to_container())
-        except (AttributeError, ValueError, OSError):  # not a POSIX system
-            return None
-    return None
-
-
-def _reclaimable() -> int:
-    """Memory that Linux uses as file cache and frees on demand."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-        return max(0, table["MemAvailable"] - table["MemFree"])
-    except (OSError, KeyError, ValueError, IndexError):
-        return 0
+    # what Linux holds of files is as good as free
+    return min(psutil.virtual_memory().available, _left_to_container()) if device.type == "cpu" else None
 
 
 def _left_to_container() -> int:
@@ -99,7 +84,12 @@ def _left_to_container() -> int:
         return sys.maxsize
 
 
-def require_memory(bytes_needed: int, device: torch.device | str, what: str = "this run") -> None:
+def require_memory(
+    bytes_needed: int,
+    device: torch.device | str,
+    what: str = "this run",
+    advice: str = "use fewer rows or tokens, a smaller dtype, or keep fewer tokens",
+) -> None:
     """Raise if that many bytes are not free; refuse nothing where the system does not say.
 
     Raises
@@ -110,8 +100,7 @@ def require_memory(bytes_needed: int, device: torch.device | str, what: str = "t
     free = free_memory(device)
     if free is not None and bytes_needed > free:
         raise MemoryLimitError(
-            f"{what} needs {_size(bytes_needed)} for keys and values, and {_size(free)} are free on {device}:"
-            " use fewer rows or tokens, a smaller dtype, or keep fewer tokens"
+            f"{what} would take {_size(bytes_needed)}, and {_size(free)} are free on {device}: {advice}"
         )
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel.adapter import Adapter, find_adapter
+from mmaccel.cache import estimate
 from mmaccel.canvas.picture_examples import pictures
 from mmaccel.comparison.trial import Workload
 from mmaccel.errors import MemoryLimitError, MissingExtraError, PromptError, SettingError, UnsupportedTargetError
@@ -396,9 +397,9 @@ def test_a_clip_has_to_fit_into_memory(monkeypatch):
     settings = generation.VideoSettings(frames=9, height=32, width=48)
     need = 4 * 3 * 9 * 32 * 48
     for free in (need, None):
-        monkeypatch.setattr(generation, "free_memory", lambda device, free=free: free)
+        monkeypatch.setattr(estimate, "free_memory", lambda device, free=free: free)
         generation.check_memory(settings)
-    monkeypatch.setattr(generation, "free_memory", lambda device: need - 1)
+    monkeypatch.setattr(estimate, "free_memory", lambda device: need - 1)
     with pytest.raises(MemoryLimitError, match="9 frames of 48 x 32 pixels"):
         generation.check_memory(settings)
     generation.check_memory(generation.VideoSettings())

@@ -8,6 +8,7 @@ import diffusers
 import pytest
 from PIL import Image
 
+from mmaccel.cache import estimate
 from mmaccel.cli import main as cli
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.files import clips
@@ -118,7 +119,7 @@ def test_a_trace_that_no_method_keeps_is_refused_before_the_clip_is_made(filmed)
     ((["--trace", "trace.txt"], "trace.txt"), (["--method", "NoSuch"], "NoSuch"), (OPTIONS, "9 frames")),
 )
 def test_what_cannot_be_done_is_said_before_anything_is_loaded(filmed, monkeypatch, words, hint):
-    monkeypatch.setattr(generation, "free_memory", lambda device: 12 * 9 * 32 * 48 - 1)
+    monkeypatch.setattr(estimate, "free_memory", lambda device: 12 * 9 * 32 * 48 - 1)
     assert filmed.type(*words) == 2 and hint in filmed.printed.err and not filmed.loaded
 
 

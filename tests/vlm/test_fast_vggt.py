@@ -8,12 +8,12 @@ from torch import nn
 
 import mmaccel
 from mmaccel import vlm
+from mmaccel.cache import estimate
 from mmaccel.errors import MemoryLimitError, SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import FastVGGT, visual_examples
 from mmaccel.vlm.encoders import fast_vggt
 from mmaccel.vlm.encoders.fast_vggt import targets
-from mmaccel.vlm.families import multi_view
 from mmaccel.vlm.families.multi_view import Views
 from mmaccel.vlm.multi_view_example import VGGT, vggt
 from tests.helpers import multi_view_models as others
@@ -163,10 +163,10 @@ def test_few_tokens_are_a_plain_pass_that_says_why():
 def test_more_views_than_memory_is_one_line(monkeypatch):
     model, arguments = vggt()
     plain = model(**arguments())
-    monkeypatch.setattr(multi_view, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(estimate, "free_memory", lambda device: 1000)
     with (
         mmaccel.accelerate(model, FastVGGT(least=0)) as fast,
-        pytest.raises(MemoryLimitError, match="4 views of 6 x 4 patches need at least .* are free on cpu: give fewer"),
+        pytest.raises(MemoryLimitError, match="4 views of 6 x 4 patches would take .* are free on cpu: give fewer"),
     ):
         fast(**arguments())
     assert torch.equal(model(**arguments()), plain)

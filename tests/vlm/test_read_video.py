@@ -20,6 +20,7 @@ from PIL import Image
 from transformers.video_utils import VideoMetadata
 
 from mmaccel import vlm
+from mmaccel.cache import estimate
 from mmaccel.errors import MemoryLimitError, MissingExtraError, SettingError, UnknownNameError, VideoFileError
 from mmaccel.vlm.input import sampling, video_readers
 
@@ -480,7 +481,7 @@ def test_the_shorter_side_keeps_a_pixel():
 
 
 def test_memory_and_missing_packages(clip, monkeypatch):
-    monkeypatch.setattr(module, "free_memory", lambda device: 10_000)
+    monkeypatch.setattr(estimate, "free_memory", lambda device: 10_000)
     with pytest.raises(MemoryLimitError, match="30 frames of .* ask for fewer, or pass max_side"):
         vlm.read_video(clip, 30)
     monkeypatch.undo()

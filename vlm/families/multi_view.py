@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from mmaccel.adapter import Adapter, register_adapter
-from mmaccel.cache.estimate import free_memory
-from mmaccel.errors import MemoryLimitError, UnsupportedTargetError
+from mmaccel.cache.estimate import require_memory
+from mmaccel.errors import UnsupportedTargetError
 
 BLOCK = 6  # what a block holds of each token at once, in widths: the tokens before and after, and four inside the MLP
 
@@ -156,9 +156,5 @@ class MultiViewAdapter(Adapter):
         """
         width = next(self.encoder.attention[0].parameters()).shape[-1]
         needed = len(pictures) * views.tokens * width * BLOCK * pictures.element_size()
-        free = free_memory(pictures.device)
-        if free is not None and needed > free:
-            raise MemoryLimitError(
-                f"{views.count} views of {views.rows} x {views.columns} patches need at least {needed / 2**30:.1f} GiB,"
-                f" and {free / 2**30:.1f} GiB are free on {pictures.device}: give fewer views, or smaller ones"
-            )
+        what = f"one block over {views.count} views of {views.rows} x {views.columns} patches"
+        require_memory(needed, pictures.device, what, "give fewer views, or smaller ones")

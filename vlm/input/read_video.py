@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from mmaccel.cache import free_memory
-from mmaccel.errors import MemoryLimitError, MissingExtraError, SettingError, VideoFileError, unknown_name
+from mmaccel.cache import require_memory
+from mmaccel.errors import MissingExtraError, SettingError, VideoFileError, unknown_name
 from mmaccel.progress import looks
 
 from .sampling import MAX_FRAMES, MIN_FRAMES, check_sampling, sample_frames
@@ -280,17 +280,9 @@ def _read(reader: Reader, chosen: np.ndarray, max_side: int | None, progress: bo
     for place, frame in enumerate(bar):
         small = scaled(frame, max_side)
         if result is None:
-            _require_memory(len(wanted) * small.nbytes, len(wanted), file)
+            what, advice = f"{len(wanted)} frames of {file}", "ask for fewer, or pass max_side=448"
+            require_memory(len(wanted) * small.nbytes, "cpu", what, advice)
             result = np.empty((len(wanted), *small.shape), np.uint8)
         result[place] = small if small.shape == result.shape[1:] else resized(small, result.shape[2:0:-1])
     assert result is not None
     return result
-
-
-def _require_memory(need: int, count: int, file: Path) -> None:
-    free = free_memory("cpu")
-    if free is not None and need > free:
-        raise MemoryLimitError(
-            f"{count} frames of {file} take {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free:"
-            " ask for fewer, or pass max_side=448"
-        )
