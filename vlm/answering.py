@@ -32,20 +32,29 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
     MissingExtraError
         If its processor needs a package that is not installed.
     """
-    if zoo.is_known(model):
-        if zoo.modality(model) != "vlm":
-            raise UnsupportedTargetError(f"{model} answers no questions: use `mmaccel run {zoo.modality(model)}`")
-        target, processor = zoo.load(model)
-    elif (Path(model) / "training.json").is_file():  # of our own making
-        from mmaccel.zoo import tiny_onevision
+    if zoo.is_known(model) and zoo.modality(model) != "vlm":
+        raise UnsupportedTargetError(f"{model} answers no questions: use `mmaccel run {zoo.modality(model)}`")
+    target, processor = loaded(model, device, dtype, "tiny-onevision", "training.json")
+    if not isinstance(find_adapter(target), VisualAdapter):
+        raise UnsupportedTargetError(f"{model} is a {type(target).__name__}, which sees no videos that mmaccel knows")
+    return target, processor
 
+
+def loaded(model: str, device: str, dtype: torch.dtype | None, like: str, mark: str) -> tuple[Any, Any]:
+    """A model and its processor from the zoo, a hub id or a folder; one with the file `mark` is loaded `like` our own.
+
+    Raises
+    ------
+    UnknownNameError, UnsupportedTargetError, MissingExtraError
+    """
+    if zoo.is_known(model):
+        target, processor = zoo.load(model)
+    elif (Path(model) / mark).is_file():
         with no_foreign_code(model):
-            target, processor = tiny_onevision.load(Path(model))
+            target, processor = zoo.load(like, Path(model))
     else:
         target, processor = from_hub(model, dtype)
         dtype = None  # a second cast would reach the parts that their family keeps in float32
-    if not isinstance(find_adapter(target), VisualAdapter):
-        raise UnsupportedTargetError(f"{model} is a {type(target).__name__}, which sees no videos that mmaccel knows")
     return target.to(device, dtype).eval(), processor
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from mmaccel import zoo
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 
-from .answering import from_hub
+from .answering import loaded
 from .arguments import READER
 from .input.processed import single_bos
 from .input.regions import Region, regions_of
@@ -33,20 +33,9 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
     MissingExtraError
         If its processor needs a package that is not installed.
     """
-    if zoo.is_known(model):
-        if model != READER:
-            raise UnsupportedTargetError(
-                f"{model} reads no pages: use {READER}, or `mmaccel run {zoo.modality(model)}`"
-            )
-        target, processor = zoo.load(model)
-    elif (Path(model) / "glyphs.png").is_file():  # of our own making
-        from mmaccel.zoo import tiny_reader
-
-        target, processor = tiny_reader.load(Path(model))
-    else:
-        target, processor = from_hub(model, dtype)
-        dtype = None  # a second cast would reach the parts that their family keeps in float32
-    return target.to(device, dtype).eval(), processor
+    if zoo.is_known(model) and model != READER:
+        raise UnsupportedTargetError(f"{model} reads no pages: use {READER}, or `mmaccel run {zoo.modality(model)}`")
+    return loaded(model, device, dtype, READER, "glyphs.png")
 
 
 def prompt_of(processor: Any, asked: str | None) -> str | None:

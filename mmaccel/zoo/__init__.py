@@ -76,13 +76,15 @@ def _folder(name: str) -> Path:
     return Path(__file__).parent / name
 
 
-def load(name: str) -> Any:
+def load(name: str, folder: Path | None = None) -> Any:
     """Load a model with what is needed to call it, as transformers or diffusers would return it.
 
     Parameters
     ----------
     name
         One of :func:`names`.
+    folder
+        Of other weights of the same form, such as a recipe in `demos/` writes; None (default) for those shipped.
 
     Returns
     -------
@@ -94,9 +96,9 @@ def load(name: str) -> Any:
     UnknownNameError
         If there is no such model.
     WeightsError
-        If the installed files are truncated or not those of the model.
+        If the files are truncated or not those of the model.
     """
-    return _module(name).load(path(name))
+    return _module(name).load(path(name) if folder is None else folder)
 
 
 def prompts(name: str, count: int, seed: int = 0, **choice: Any) -> list[str]:
@@ -173,8 +175,4 @@ def _module(name: str) -> Any:
         raise SettingError(
             f"{name} is a head and no model: vlm.EagleDraft(head=str(zoo.path({name!r}))) drafts with it"
         )
-    return importlib.import_module(f".{_module_name(name)}", __name__)
-
-
-def _module_name(name: str) -> str:
-    return name.replace("-", "_")
+    return importlib.import_module(f".{name.replace('-', '_')}", __name__)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,23 +9,18 @@ import torch
 from diffusers import AmusedPipeline, AmusedScheduler, UVit2DModel, VQModel
 from transformers import AutoTokenizer, CLIPTextModelWithProjection
 
-from . import tiny_janus
-from .saving import SavedAsDiffusers
-from .vocabulary import Vocabulary
+from .small_pipeline import SmallPipeline
+from .tiny_janus import prompts
+from .vocabulary import facts_of
 from .weights import load_pretrained
 
+__all__ = ["TinyAmusedPipeline", "load", "prompts"]
 
-class TinyAmusedPipeline(SavedAsDiffusers, AmusedPipeline):
-    """diffusers' own pipeline with this model's guidance as default, which also says what prompts it takes.
 
-    Attributes
-    ----------
-    facts
-        What `training.json` tells: `names`, `backgrounds` and how it was trained.
-    """
+class TinyAmusedPipeline(SmallPipeline, AmusedPipeline):
+    """diffusers' own pipeline with this model's guidance as default, which also says what prompts it takes."""
 
-    facts: dict[str, Any]
-    tokenizer: Any
+    example = "tiny-amused", "small red heart on blue"
 
     def __call__(
         self,
@@ -45,15 +38,8 @@ class TinyAmusedPipeline(SavedAsDiffusers, AmusedPipeline):
         PromptError
             If a prompt is empty, has words that the model does not know, or names nothing that it can draw.
         """
-        if prompt is not None:
-            for text in prompt if isinstance(prompt, list) else [prompt]:
-                self.vocabulary.check(text)
+        self.check_prompts(prompt)
         return cast(Any, super()).__call__(prompt, height, width, num_inference_steps, guidance_scale, **options)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words of its prompts."""
-        return Vocabulary("tiny-amused", self.facts["names"], self.tokenizer, "small red heart on blue")
 
 
 def load(folder: Path) -> Any:
@@ -66,10 +52,5 @@ def load(folder: Path) -> Any:
         scheduler=AmusedScheduler.from_pretrained(folder / "scheduler"),
     )
     pipeline.set_progress_bar_config(disable=True)
-    pipeline.facts = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    pipeline.facts = facts_of(folder)
     return pipeline
-
-
-def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
-    """Different captions of the model's world, which are those of tiny-janus."""
-    yield from tiny_janus.prompts(folder, count, seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,28 +10,25 @@ from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapE
 
 from ..errors import SettingError
 from . import tiny_wan
-from .saving import SavedAsDiffusers
+from .small_pipeline import SmallPipeline
 from .tiny_wan import prompts
-from .vocabulary import Vocabulary
+from .vocabulary import facts_of
 from .weights import load_pretrained
 
 __all__ = ["TinyFarPipeline", "load", "prompts"]
 
 
-class TinyFarPipeline(SavedAsDiffusers, AnyFlowFARPipeline):
+class TinyFarPipeline(SmallPipeline, AnyFlowFARPipeline):
     """diffusers' own pipeline with this model's sizes as defaults, which also says when a prompt is outside its world.
 
     Attributes
     ----------
     draft : AnyFlowFARTransformer3DModel
         A smaller transformer of the same latents and texts: ``fast(prompt, draft=pipe.draft, score=score)``.
-    facts
-        What `training.json` tells: `names`, `motions`, `backgrounds` and how both were trained.
     """
 
+    example = "tiny-far", "rocket moves up, blue background"
     draft: Any
-    facts: dict[str, Any]
-    tokenizer: Any
     transformer: Any
     vae_scale_factor_temporal: int
 
@@ -57,9 +53,7 @@ class TinyFarPipeline(SavedAsDiffusers, AnyFlowFARPipeline):
         PromptError
             If a prompt is empty, has words that the model does not know, or names nothing that it can draw.
         """
-        if prompt is not None:
-            for text in prompt if isinstance(prompt, list) else [prompt]:
-                self.vocabulary.check(text)
+        self.check_prompts(prompt)
         if options.get("chunk_partition") is None:
             options["chunk_partition"] = self.blocks(num_frames)
         return cast(Any, super()).__call__(
@@ -82,11 +76,6 @@ class TinyFarPipeline(SavedAsDiffusers, AnyFlowFARPipeline):
         rest = [latents % block] if latents % block else []
         return [block] * (latents // block) + rest
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words of its prompts."""
-        return Vocabulary("tiny-far", self.facts["names"], self.tokenizer, "rocket moves up, blue background")
-
 
 def load(folder: Path) -> TinyFarPipeline:
     """The pipeline in float32 on the CPU, with the autoencoder and the text encoder of `tiny-wan`."""
@@ -103,5 +92,5 @@ def load(folder: Path) -> TinyFarPipeline:
         transformer=transformer,
     )
     pipeline.draft = draft
-    pipeline.facts = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    pipeline.facts = facts_of(folder)
     return pipeline

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from transformers import AutoTokenizer, JanusConfig, JanusForConditionalGenerati
 from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
 
 from ..errors import SettingError
-from .vocabulary import Vocabulary
+from .vocabulary import Vocabulary, facts_of
 from .weights import load_pretrained
 
 
@@ -53,7 +52,7 @@ def load_processor(folder: Path) -> TinyJanusProcessor:
     image_processor = JanusImageProcessorPil(
         size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
-    names = _facts(folder)["names"]
+    names = facts_of(folder)["names"]
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokens = config.vision_config.num_image_tokens
     return TinyJanusProcessor(image_processor, tokenizer, names, num_image_tokens=tokens)
@@ -67,7 +66,7 @@ def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
     SettingError
         If there are fewer than `count`.
     """
-    facts = _facts(folder)
+    facts = facts_of(folder)
     there = len(facts["names"]) * len(facts["backgrounds"]) * (len(set(facts["sizes"])) - 1 + len(facts["places"]))
     if count > there:
         raise SettingError(f"count={count}: there are {there} captions, ask for fewer")
@@ -79,8 +78,3 @@ def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
         if caption not in seen:
             seen.add(caption)
             yield caption
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    return facts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from transformers import AutoTokenizer, LlavaOnevisionConfig, LlavaOnevisionForC
 
 from ..errors import SettingError
 from .frames import OnevisionProcessor
+from .vocabulary import facts_of
 from .weights import load_pretrained
 
 QUESTIONS_A_CLIP = 4
@@ -106,7 +106,7 @@ def _endless(folder: Path, seed: int, brief: bool = False, frames: int | None = 
 
 def sprites_of(folder: Path) -> Callable[[str, int], np.ndarray]:
     """The things' pictures as they are shipped, so that no font is needed."""
-    names = json.loads((folder / "training.json").read_text(encoding="utf-8"))["names"]
+    names = facts_of(folder)["names"]
     with Image.open(folder / "sprites.png") as sheet:
         pixels = np.asarray(sheet.convert("RGBA"), np.float32) / 255
     pictures = dict(zip(names, np.split(pixels, len(names), 1), strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,22 +12,15 @@ from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipe
 from transformers import AutoTokenizer, UMT5EncoderModel
 
 from ..errors import SettingError
-from .saving import SavedAsDiffusers
-from .vocabulary import Vocabulary
+from .small_pipeline import SmallPipeline
+from .vocabulary import facts_of
 from .weights import load_pretrained
 
 
-class TinyWanPipeline(SavedAsDiffusers, WanPipeline):
-    """diffusers' own pipeline with this model's sizes as defaults, which also says when a prompt is outside its world.
+class TinyWanPipeline(SmallPipeline, WanPipeline):
+    """diffusers' own pipeline with this model's sizes as defaults, which also says what prompts it takes."""
 
-    Attributes
-    ----------
-    facts
-        What `training.json` tells: `names`, `motions`, `backgrounds` and how it was trained.
-    """
-
-    facts: dict[str, Any]
-    tokenizer: Any
+    example = "tiny-wan", "rocket moves up, blue background"
 
     def __call__(
         self,
@@ -50,9 +42,7 @@ class TinyWanPipeline(SavedAsDiffusers, WanPipeline):
         PromptError
             If a prompt is empty, has words that the model does not know, or names nothing that it can draw.
         """
-        if prompt is not None:
-            for text in prompt if isinstance(prompt, list) else [prompt]:
-                self.vocabulary.check(text)
+        self.check_prompts(prompt)
         return cast(Any, super()).__call__(
             prompt,
             negative_prompt,
@@ -65,11 +55,6 @@ class TinyWanPipeline(SavedAsDiffusers, WanPipeline):
             **options,
         )
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words of its prompts."""
-        return Vocabulary("tiny-wan", self.facts["names"], self.tokenizer, "rocket moves up, blue background")
-
 
 def load(folder: Path) -> TinyWanPipeline:
     """The pipeline in float32 on the CPU."""
@@ -80,7 +65,7 @@ def load(folder: Path) -> TinyWanPipeline:
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
         transformer=load_pretrained(WanTransformer3DModel, folder / "transformer", dtype=torch.float32),
     )
-    pipeline.facts = _facts(folder)
+    pipeline.facts = facts_of(folder)
     return pipeline
 
 
@@ -101,7 +86,7 @@ def prompts(
     SettingError
         If there are no such captions, or fewer than `count`.
     """
-    facts = _facts(folder)
+    facts = facts_of(folder)
     rng, seen = random.Random(seed), set[str]()
     counts = [(n, m) for n in (1, 2) for m in range(n + 1) if things in (None, n) and moving in (None, m)]
     if not counts:
@@ -121,8 +106,3 @@ def prompts(
             yield caption
     if len(seen) < count:
         raise SettingError(f"only {len(seen)} captions found with things={things}, moving={moving}: ask for fewer")
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    return facts

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import json
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..errors import PromptError
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What `training.json` of a model tells: the things that it knows, and how it was trained."""
+    facts: dict[str, Any] = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    return facts
 
 
 @dataclass(frozen=True)
