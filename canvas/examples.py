@@ -11,7 +11,7 @@ from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import EuroBertConfig, EuroBertForMaskedLM, Qwen2Config, Qwen2ForCausalLM
 
 from mmaccel.testing.contract import Example
-from mmaccel.testing.untrained import untrained
+from mmaccel.testing.untrained import DECODER, untrained
 from mmaccel.zoo.block_causal import BlockCausalModel
 
 from .method import MASKS, NOISE, PICTURES
@@ -20,12 +20,9 @@ from .uniform_examples import CANVAS, uniform
 
 VOCABULARY, MASK, LENGTH, BLOCK = 64, 63, 21, 8
 SIZES: dict[str, Any] = {
+    **DECODER,
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "pad_token_id": 0,
     "bos_token_id": 1,

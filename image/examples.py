@@ -15,20 +15,13 @@ from transformers import (
 )
 
 from mmaccel.testing.contract import Example
-from mmaccel.testing.untrained import untrained
+from mmaccel.testing.untrained import DECODER, untrained
 
 ROWS, COLUMNS, CODES = 4, 4, 24
 # Sharp enough that greedy decoding has no near-ties, flat enough that sampling is not greedy.
 WEIGHT_SCALE = 4.0
 
-TEXT = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
+TEXT = {**DECODER, "num_hidden_layers": 2, "max_position_embeddings": 256}
 
 
 def examples() -> list[Example]:

@@ -12,32 +12,20 @@ from mmaccel.testing.untrained import untrained
 
 from . import multi_view_example, visual_examples
 
-VOCABULARY, LENGTH, NEW_TOKENS = 64, 80, 6
+VOCABULARY, LENGTH, NEW_TOKENS = visual_examples.VOCABULARY, 80, 6
 # Sharp enough that greedy decoding has no near-ties and that tokens differ in importance.
 WEIGHT_SCALE = 6.0
 
-TEXT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
+TEXT = {**visual_examples.TEXT, "num_hidden_layers": 3, "max_position_embeddings": 1024}
 
 
 def examples() -> list[Example]:
     """Language models with grouped heads, vision-language models of all families, an encoder of many views, CLIP."""
     # other lengths of prompt and answer, so that nothing is tied to one shape
     variants = ({"length": 50, "max_new_tokens": 3}, {"length": 97})
-    common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}
     return [
-        Example("llama", llama, **common),
-        Example("qwen2", qwen2, **common),
+        Example("llama", llama, **visual_examples.DECODES, variants=variants),
+        Example("qwen2", qwen2, **visual_examples.DECODES, variants=variants),
         *visual_examples.examples(),
         *multi_view_example.examples(),
         Example(
@@ -51,11 +39,6 @@ def examples() -> list[Example]:
             result=lambda output: output.logits_per_image,
         ),
     ]
-
-
-def _decoder(model: Any) -> torch.nn.Module:
-    decoder: torch.nn.Module = model.get_decoder()
-    return decoder
 
 
 def prompts(batch: int, length: int, seed: int = 0, pad: int = 5) -> tuple[torch.Tensor, torch.Tensor]:

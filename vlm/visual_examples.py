@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from transformers import (
     CLIPVisionConfig,
-    InternVLConfig,
     InternVLForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -16,7 +15,6 @@ from transformers import (
     LlavaNextVideoForConditionalGeneration,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
-    QianfanOCRConfig,
     QianfanOCRForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -31,36 +29,24 @@ from transformers import (
 )
 
 from mmaccel.testing.contract import Example
-from mmaccel.testing.untrained import untrained
+from mmaccel.testing.untrained import DECODER, untrained
 
 VOCABULARY, IMAGE, VIDEO, NEW_TOKENS, FRAMES = 64, 62, 63, 5, 6
 WEIGHT_SCALE = 4.0  # so that greedy decoding has no near-ties
 TEXT: dict[str, Any] = {
+    **DECODER,
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
     "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 2048,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-QWEN_VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "out_hidden_size": 32,
-    "num_heads": 4,
-    "patch_size": 4,
-}
+WIDTHS: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}
+VISION = {**WIDTHS, "num_hidden_layers": 2, "num_attention_heads": 4}
+QWEN_VISION = {**WIDTHS, "out_hidden_size": 32, "num_heads": 4, "patch_size": 4}
 PLACEHOLDERS: dict[str, Any] = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+DECODES: dict[str, Any] = {"module": lambda model: model.get_decoder(), "takes_generator": False}  # of an `Example`
 MROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
 
 
@@ -78,13 +64,7 @@ def examples() -> list[Example]:
         "llava": llava,
         "qianfan_ocr": qianfan_ocr,
     }
-    common: dict[str, Any] = {"module": _decoder, "takes_generator": False, "variants": variants}
-    return [Example(name, build, **common) for name, build in builders.items()]
-
-
-def _decoder(model: Any) -> torch.nn.Module:
-    decoder: torch.nn.Module = model.get_decoder()
-    return decoder
+    return [Example(name, build, **DECODES, variants=variants) for name, build in builders.items()]
 
 
 def sharp(build: Callable[[], Any], seed: int, scale: float = WEIGHT_SCALE) -> Any:
@@ -217,26 +197,23 @@ def _qwen(model: Any, rows: int = 6, columns: int = 8, stamp: list[int] | None =
 
 def internvl(seed: int = 0) -> tuple[Any, Any]:
     """An `InternVLForConditionalGeneration`, whose frames are pictures, and the arguments of a greedy call."""
-    side = 32
-    config = InternVLConfig(
-        text_config=Qwen2Config(**TEXT),
-        vision_config={**VISION, "image_size": [side, side], "patch_size": [4, 4]},
-        image_token_id=IMAGE,
-        image_seq_length=16,
-    )
-    return sharp(lambda: InternVLForConditionalGeneration(config), seed), _tiles(side, flat=True)
+    return _internvl(InternVLForConditionalGeneration, seed)
 
 
 def qianfan_ocr(seed: int = 0) -> tuple[Any, Any]:
     """A `QianfanOCRForConditionalGeneration`, which reads pages, and the arguments of a greedy call."""
+    return _internvl(QianfanOCRForConditionalGeneration, seed)
+
+
+def _internvl(cls: Any, seed: int) -> tuple[Any, Any]:
     side = 32
-    config = QianfanOCRConfig(
+    config = cls.config_class(
         text_config=Qwen2Config(**TEXT),
         vision_config={**VISION, "image_size": [side, side], "patch_size": [4, 4]},
         image_token_id=IMAGE,
         image_seq_length=16,
     )
-    return sharp(lambda: QianfanOCRForConditionalGeneration(config), seed), _tiles(side, flat=True)
+    return sharp(lambda: cls(config), seed), _tiles(side, flat=True)
 
 
 def smolvlm(seed: int = 0) -> tuple[Any, Any]:

@@ -7,6 +7,9 @@ from typing import Any
 
 from ..comparison.trial import seeded
 
+# Sizes of a small decoder.
+DECODER = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+
 
 def untrained(build: Callable[[], Any], seed: int = 0, scale: float = 1.0) -> Any:
     """A model in evaluation mode, a pure function of the seed; the global random state stays.
