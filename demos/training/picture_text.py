@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokeniz
 
 from . import emoji_world as world
 from .optimizer import optimizers_of
-from .recipe import Stage, begin, command_line
+from .recipe import Stage, begin, command_line, to_pixels
 from .word_tokenizer import word_tokenizer
 
 MARKS = ("<pad>", "<bos>", "<unk>", "<eos>")
@@ -49,11 +49,6 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> CLIPModel:
 def load(folder: Path) -> tuple[Any, Any]:
     """A trained model and its tokenizer."""
     return CLIPModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-
-
-def pixels(pictures: np.ndarray) -> torch.Tensor:
-    """Pictures uint8 `[B, H, W, 3]` as the tower takes them."""
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def draw(seed: list[int], count: int) -> tuple[np.ndarray, list[world.EmojiScene]]:
@@ -85,7 +80,7 @@ def train(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, args: argparse.N
         texts = tokenizer([world.caption(scene, rng) for scene in scenes], padding=True, return_tensors="pt")
         asked = {name: texts[name] for name in ("input_ids", "attention_mask")}
         with torch.autocast("cpu", torch.bfloat16):
-            output = model(pixel_values=pixels(pictures), return_loss=True, **asked)
+            output = model(pixel_values=to_pixels(torch.from_numpy(pictures)), return_loss=True, **asked)
         right = output.logits_per_image.argmax(-1) == torch.arange(BATCH)
         stage.took(output.loss, right=right.float().mean())
         if stage.due():
@@ -100,7 +95,7 @@ def accuracy(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, count: int) -
     """Share of held-out pictures whose thing is named, among all names."""
     pictures, scenes = held_out([0, 7], count)
     texts = tokenizer(list(world.FEATURED), padding=True, return_tensors="pt")
-    output = model(texts["input_ids"], pixels(pictures), texts["attention_mask"])
+    output = model(texts["input_ids"], to_pixels(torch.from_numpy(pictures)), texts["attention_mask"])
     found = [world.FEATURED[number] for number in output.logits_per_image.argmax(-1).tolist()]
     return sum(name == scene.name for name, scene in zip(found, scenes, strict=True)) / count
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from .checkpoint import Checkpoint
@@ -17,6 +18,7 @@ from .optimizer import trapezoid
 SAVE_SECONDS, LOG_STEPS = 300, 50
 UNITS = 10_000  # learning rates count these shares of the time as steps
 AVERAGE_DECAY = 0.995
+IGNORED = -100  # among labels: nothing is to be learned there
 
 
 def command_line(description: str | None, seed: int = 20) -> argparse.ArgumentParser:
@@ -47,6 +49,18 @@ def step_with(
     torch.nn.utils.clip_grad_norm_(clipped, 1.0)
     for optimizer in optimizers:
         optimizer.step()
+
+
+def to_pixels(pictures: torch.Tensor) -> torch.Tensor:
+    """uint8 `[..., H, W, 3]` to what models take: float `[..., 3, H, W]` in [-1, 1]."""
+    return pictures.movedim(-1, -3).float() / 127.5 - 1
+
+
+def classified(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropy of labels that are not `IGNORED`, and the share of them that is likeliest."""
+    known = labels != IGNORED
+    logits, labels = logits[known].float(), labels[known]
+    return F.cross_entropy(logits, labels), (logits.argmax(-1) == labels).float().mean()
 
 
 class Clock:

@@ -32,6 +32,7 @@ from mmaccel import vlm
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 from mmaccel.demos.training import emoji_world, picture_text
+from mmaccel.demos.training.recipe import to_pixels
 from mmaccel.testing.untrained import untrained
 from mmaccel.vlm.encoders.condensing import Condensing
 
@@ -143,7 +144,7 @@ def right(model: Any, tokenizer: Any, count: int, seed: int) -> Iterator[dict[st
     cases = list(itertools.product(SHIFTS.items(), ways(model).items()))
     for (shift, change), (name, (way, tokens)) in tqdm(cases, unit="stream"):
         rng = np.random.default_rng([seed, 5])
-        stream = picture_text.pixels(np.stack([change(picture, rng) for picture in pictures]))
+        stream = to_pixels(torch.from_numpy(np.stack([change(picture, rng) for picture in pictures])))
         with way(model) as (target, prepared):
             found = [int(target(**texts, **prepared(one[None])).logits_per_image.argmax()) for one in stream]
         named = int((torch.tensor(found) == answers).sum())

@@ -7,7 +7,8 @@ import torch
 from mmaccel.demos.training import emoji_world as world
 from mmaccel.demos.training.janus.data import draw
 from mmaccel.demos.training.janus.drawing import LONGEST, Drawing
-from mmaccel.demos.training.janus.shape import build_tokenizer, encode_captions, to_pixels
+from mmaccel.demos.training.janus.shape import build_tokenizer, encode_captions
+from mmaccel.demos.training.recipe import to_pixels
 
 
 @pytest.fixture(scope="module")

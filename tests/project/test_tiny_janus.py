@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from mmaccel import zoo
 from mmaccel.demos.training.janus import averaged, train
-from mmaccel.demos.training.janus.shape import build_tokenizer, encode_captions, to_pixels
+from mmaccel.demos.training.janus.shape import build_tokenizer, encode_captions
+from mmaccel.demos.training.recipe import to_pixels
 from mmaccel.image import generation
 
 FOLDER = Path(zoo.__file__).parent / "tiny-janus"

@@ -13,6 +13,7 @@ from PIL import Image
 from mmaccel import zoo
 from mmaccel.demos.training import moving_questions, moving_world
 from mmaccel.demos.training.onevision import data, parts, save, shape, thin, thinning
+from mmaccel.demos.training.recipe import to_pixels
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.zoo import frames as frames_module
 from mmaccel.zoo import tiny_onevision as shipped
@@ -195,7 +196,7 @@ def test_videos_of_every_make_become_the_same(processor):
 
 def test_frames_of_the_right_size_are_as_in_training(processor, clips):
     inputs = processor(videos=[clips[0].frames], text="what stays?")
-    expected = shape.to_pixels(torch.from_numpy(clips[0].frames))
+    expected = to_pixels(torch.from_numpy(clips[0].frames))
     torch.testing.assert_close(inputs["pixel_values_videos"][0], expected)
 
 
@@ -654,7 +655,7 @@ def test_rescaling_changes_no_logit(tokenizer):
     torch.manual_seed(0)
     model = shape.build_model(tokenizer).eval()
     tokens, seen = torch.randint(6, len(tokenizer), (1, 9)), torch.randint(0, 256, (1, 2, 64, 64, 3))
-    pixels = shape.to_pixels(seen)
+    pixels = to_pixels(seen)
     with torch.no_grad():
         video, newline = model.get_video_features(pixels).pooler_output, model.model.image_newline.clone()
         logits = model(tokens).logits

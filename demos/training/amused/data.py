@@ -12,7 +12,8 @@ from tqdm import tqdm
 from mmaccel import zoo
 
 from .. import emoji_world as world
-from ..janus.shape import GRID, to_pixels
+from ..janus.shape import GRID
+from ..recipe import to_pixels
 
 CHUNK = 50  # pictures that are encoded together
 

@@ -11,8 +11,9 @@ from diffusers import VQModel
 from tqdm import tqdm
 
 from ..janus.data import draw
-from ..janus.shape import CODES, to_pixels
+from ..janus.shape import CODES
 from ..optimizer import trapezoid
+from ..recipe import to_pixels
 
 # transformers' names of layers, and diffusers'
 NAMES = (

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from .. import listed_world
-
-IGNORED = -100
+from ..recipe import IGNORED
 
 
 @dataclass

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from transformers import LlavaOnevisionForConditionalGeneration
 from transformers.modeling_utils import AttentionInterface
 
 from ..onevision.parts import plain_attention  # noqa: F401  registers "plain"
-from ..onevision.shape import to_pixels
-from .data import IGNORED, Batch
+from ..recipe import classified, to_pixels
+from .data import Batch
 
 
 def masked_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
@@ -56,8 +55,8 @@ class Trained(torch.nn.Module):
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Cross entropy of the next words and of the masked ones, and the shares of words that are right."""
         said, filled = self(batch)
-        next_loss, next_right = _classified(said, batch.following)
-        mask_loss, mask_right = _classified(filled, batch.labels)
+        next_loss, next_right = classified(said, batch.following)
+        mask_loss, mask_right = classified(filled, batch.labels)
         return {"next": next_loss, "next_right": next_right, "masked": mask_loss, "masked_right": mask_right}
 
 
@@ -70,9 +69,3 @@ def seen(length: int, first: int, block: int) -> torch.Tensor:
     together = begins[:, None] == begins
     nothing = torch.zeros(length, len(behind), dtype=torch.bool)
     return torch.cat([torch.cat([causal, nothing], 1), torch.cat([before, together], 1)])
-
-
-def _classified(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    known = labels != IGNORED
-    logits, labels = logits[known].float(), labels[known]
-    return F.cross_entropy(logits, labels), (logits.argmax(-1) == labels).float().mean()

@@ -14,8 +14,8 @@ import torch
 
 from mmaccel import zoo
 
-from ..wan.card import PROMPTS, sampled
-from ..wan.train import contact_sheet
+from ..wan.card import sampled
+from ..wan.train import PROMPTS, contact_sheet
 
 EVERY = 5  # of the frames are shown; the sheet itself takes every second of these
 

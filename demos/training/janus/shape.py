@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from transformers import (
     JanusConfig,
     JanusForConditionalGeneration,
@@ -99,8 +98,3 @@ def encode_captions(tokenizer: PreTrainedTokenizerFast, captions: list[str], dro
             ids = [ids[0]] + [tokenizer.pad_token_id] * (len(ids) - 2) + [boi]
         rows.append(ids)
     return rows
-
-
-def to_pixels(pictures: torch.Tensor) -> torch.Tensor:
-    """uint8 `[B, H, W, 3]` to the model's float `[B, 3, H, W]` in [-1, 1]."""
-    return pictures.permute(0, 3, 1, 2).float() / 127.5 - 1

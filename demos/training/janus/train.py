@@ -25,9 +25,9 @@ from tqdm import tqdm
 from .. import emoji_world as world
 from ..checkpoint import Checkpoint, steps
 from ..optimizer import muon_and_adam, trapezoid
-from ..recipe import begin, command_line, step_with
+from ..recipe import begin, command_line, step_with, to_pixels
 from .data import draw
-from .shape import GRID, build_model, build_tokenizer, encode_captions, to_pixels
+from .shape import GRID, build_model, build_tokenizer, encode_captions
 from .vq import train_vq
 
 RATE = 3e-3  # of what is outside the blocks

@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from ..checkpoint import Checkpoint, steps
 from ..optimizer import Muon, trapezoid
-from ..recipe import step_with
+from ..recipe import step_with, to_pixels
 from .data import draw
-from .shape import CODES, to_pixels
+from .shape import CODES
 
 COMMITMENT = 0.25  # VQ-VAE (van den Oord et al., 2017)
 CODE_DECAY = 0.98

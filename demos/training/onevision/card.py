@@ -18,7 +18,8 @@ from PIL import Image
 from mmaccel import zoo
 from mmaccel.files import pictures
 
-from .shape import STREAM, to_pixels
+from ..recipe import to_pixels
+from .shape import STREAM
 
 CLIPS, SHOWN = 6, (0, 6, 12, 18, 24, 31)
 

@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from .. import moving_world as world
 from ..moving_questions import Question, choose
+from ..recipe import IGNORED
 from .shape import SIDE
 
-IGNORED = -100
 SEEN_ENOUGH = 4  # frames after which a motion can be told
 THINGS = {name: i for i, name in enumerate(world.NAMES)}
 GROUNDS = {name: len(THINGS) + i for i, name in enumerate(world.BACKGROUNDS)}

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.modeling_utils import AttentionInterface
 
-from .data import GROUNDS, IGNORED, MOTIONS, THINGS, Batch
-from .shape import SIDE, WIDTH, to_pixels
+from ..recipe import IGNORED, to_pixels
+from .data import GROUNDS, MOTIONS, THINGS, Batch
+from .shape import SIDE, WIDTH
 from .thinning import joined
 
 TRACKING_LAYER = 4  # after so many layers, visual tokens are to know where their thing goes

@@ -125,8 +125,3 @@ def rescale(model: LlavaOnevisionForConditionalGeneration, factor: float) -> Non
         if hasattr(module, "variance_epsilon"):
             module.variance_epsilon *= factor**2
     model.config.text_config.rms_norm_eps *= factor**2
-
-
-def to_pixels(frames: torch.Tensor) -> torch.Tensor:
-    """uint8 `[..., H, W, 3]` to what the processor makes of frames: float `[..., 3, H, W]` in [-1, 1]."""
-    return frames.movedim(-1, -3).float() / 127.5 - 1

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from .. import page_world as world
-
-IGNORED = -100
+from ..recipe import IGNORED
 
 
 @dataclass

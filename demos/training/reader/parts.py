@@ -8,7 +8,8 @@ from transformers import LightOnOcrForConditionalGeneration, PreTrainedTokenizer
 from transformers.modeling_utils import AttentionInterface
 
 from ..page_world import CHARACTERS
-from .data import IGNORED, Batch
+from ..recipe import IGNORED, classified
+from .data import Batch
 from .shape import WIDTH
 
 LOOKING_LAYER = 2  # of the decoder, whose first head is taught to look at the next letter
@@ -85,17 +86,11 @@ class Trained(torch.nn.Module):
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Cross entropy of the text, of where it is read, and of the letters of patches; share of right tokens."""
         logits, features, looked = self(batch)
-        said, right = _classified(logits, batch.labels)
+        said, right = classified(logits, batch.labels)
         seen = self.letter_head(self.letter_norm(features)).unflatten(-1, (2, -1))
-        letters, letters_right = _classified(seen, batch.letters)
+        letters, letters_right = classified(seen, batch.letters)
         printed = batch.patches != IGNORED
         found = -looked.gather(2, batch.patches.clamp(min=0)[..., None])[..., 0][printed].mean()
         whole = ((logits.argmax(-1) == batch.labels) | (batch.labels == IGNORED)).all(1).float().mean()
         return {"said": said, "right": right, "whole": whole, "found": found, "letters": letters,
                 "letters_right": letters_right}  # fmt: skip
-
-
-def _classified(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    known = labels != IGNORED
-    logits, labels = logits[known].float(), labels[known]
-    return F.cross_entropy(logits, labels), (logits.argmax(-1) == labels).float().mean()

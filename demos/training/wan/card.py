@@ -15,18 +15,7 @@ import torch
 
 from mmaccel import zoo
 
-from .train import contact_sheet
-
-PROMPTS = (
-    "rocket moves up, pizza stays, blue background",
-    "soccer ball moves right, green background",
-    "penguin moves left, star moves right, white background",
-    "frog stays, banana moves down, pink background",
-    "red heart stays, gray background",
-    "robot moves down, sunflower moves up, purple background",
-    "hamburger moves left, mushroom stays, green background",
-    "christmas tree stays, gem stone stays, white background",
-)
+from .train import PROMPTS, contact_sheet
 
 CARD = """# tiny-wan
 

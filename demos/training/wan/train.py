@@ -35,11 +35,15 @@ from .vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixel
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 SHORT_FRAMES = 3  # latent frames of the beginning of a clip: things and captions, at a third of the tokens
 SHORT_SHARE, MIXED_SHARE = 0.15, 0.7  # until then only short clips; until then every second step
-SHOWN = (
+PROMPTS = (  # of the sheet of samples
     "rocket moves up, pizza stays, blue background",
     "soccer ball moves right, green background",
     "penguin moves left, star moves right, white background",
     "frog stays, banana moves down, pink background",
+    "red heart stays, gray background",
+    "robot moves down, sunflower moves up, purple background",
+    "hamburger moves left, mushroom stays, green background",
+    "christmas tree stays, gem stone stays, white background",
 )
 
 
@@ -127,7 +131,7 @@ def contact_sheet(clips, captions: list[str]) -> Image.Image:
     return pictures.sheet([pictures.headed(s, c) for s, c in zip(doubled, captions, strict=True)], 1)
 
 
-def show(pipeline: WanPipeline, path: Path, prompts: tuple[str, ...] = SHOWN, steps: int = 20) -> None:
+def show(pipeline: WanPipeline, path: Path, prompts: tuple[str, ...] = PROMPTS[:4], steps: int = 20) -> None:
     """Write a sheet of samples, one per prompt, none picked."""
     with torch.autocast("cpu", torch.bfloat16):
         clips = pipeline(
