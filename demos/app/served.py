@@ -10,9 +10,18 @@ import gradio as gr
 from gradio.routes import App, ORJSONResponse
 from starlette.types import ASGIApp
 
-from .door import DemoDoor
+from mmaccel.serve.door import Door
+
 from .limits import Limits
 from .uploads.quota import Quota
+
+
+class DemoDoor(Door):
+    """Refuses what does not come from a page of the demo, and what of Gradio no tab asks for."""
+
+    called = "demo"
+    # Gradio's own work on uploads: it runs FFmpeg, or writes files, without the limits of this app.
+    closed = ("/process_recording", "/vibe-", "/undo-vibe-", "/proxy=", "/component_server", "/stream/")
 
 
 class Served(App):

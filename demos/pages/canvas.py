@@ -16,7 +16,7 @@ from mmaccel.canvas.method import MASKS, CommitRule
 from mmaccel.canvas.outlooks.outlook import Outlook
 from mmaccel.canvas.verifiers.free_dave import FreeDave
 from mmaccel.canvas.verifiers.guided_commit import GuidedCommit
-from mmaccel.demos.pages.figures import drawn, figure
+from mmaccel.demos.pages.figures import beside
 from mmaccel.method import Method
 from mmaccel.registry import methods
 
@@ -53,15 +53,7 @@ def coded(method: Any) -> tuple[Image.Image, str]:
     with mmaccel.accelerate(pipe, method) as fast:
         picture = fast(PROMPT, generator=torch.Generator().manual_seed(0), callback=note).images[0]
     settled = torch.stack(masked).sum(0) + 1
-    made, (left, right) = figure(2, 7.6, 3.4)
-    left.imshow(picture)
-    left.set_title("picture", fontsize=10)
-    drawing = right.imshow(settled, cmap="viridis")
-    right.set_title("step that committed each code", fontsize=10)
-    made.colorbar(drawing, ax=right, shrink=0.85)
-    for axes in (left, right):
-        axes.set(xticks=[], yticks=[])
-    return drawn(made), (
+    return beside(picture, settled, "step that committed each code"), (
         f'{method} on tiny-amused, "{PROMPT}": codes committed in {len(settled.unique())} steps, of one'
         " colour together."
     )

@@ -22,7 +22,7 @@ from mmaccel import image, video, vlm, zoo
 from mmaccel.demos.pages import attention as docs_attention
 from mmaccel.demos.pages import canvas as docs_canvas
 from mmaccel.demos.pages import speech as docs_speech
-from mmaccel.demos.pages.figures import drawn, figure
+from mmaccel.demos.pages.figures import beside, drawn, figure
 from mmaccel.demos.pages.module_trace import ModuleTrace, transformer_parts, unet_parts
 from mmaccel.demos.pages.recorded_calls import Recorded, recorded
 from mmaccel.image import generation
@@ -84,15 +84,8 @@ def painted(method: Any) -> Made:
         report = fast.report
     settled = _settled(calls, int(report.plain_forwards))
     caption = f"{method} on tiny-janus: {report.plain_forwards} tokens in {report.forwards:g} passes."
-    made, (left, right) = figure(2, 7.6, 3.4)
-    left.imshow(picture.pictures[0])
-    left.set_title("picture", fontsize=10)
-    drawing = right.imshow(settled, cmap="viridis")
-    right.set_title("pass in which each token was settled", fontsize=10)
-    made.colorbar(drawing, ax=right, shrink=0.85)
-    for axes in (left, right):
-        axes.set(xticks=[], yticks=[])
-    return drawn(made), caption + " Tokens of one colour came out of the same pass."
+    made = beside(picture.pictures[0], settled, "pass in which each token was settled")
+    return made, caption + " Tokens of one colour came out of the same pass."
 
 
 def _settled(calls: list[Recorded], count: int) -> torch.Tensor:

@@ -10,8 +10,10 @@ test of their own for any of this::
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,19 +261,17 @@ class Interrupted(Exception):
     """Raised by the hook of :func:`broken_after`."""
 
 
-class broken_after:  # noqa: N801  reads as a phrase: `with broken_after(module, 3):`
-    """Context manager: the module's forward raises from its `calls + 1`-th call on."""
+@contextmanager
+def broken_after(module: torch.nn.Module, calls: int) -> Iterator[None]:
+    """The module's forward raises from its `calls + 1`-th call on."""
+    count = itertools.count()
 
-    def __init__(self, module: torch.nn.Module, calls: int) -> None:
-        self.module, self.left = module, calls
-
-    def __enter__(self) -> None:
-        self.handle = self.module.register_forward_pre_hook(self._count)
-
-    def _count(self, *_: Any) -> None:
-        self.left -= 1
-        if self.left < 0:
+    def interrupt(*_: Any) -> None:
+        if next(count) >= calls:
             raise Interrupted
 
-    def __exit__(self, *_: Any) -> None:
-        self.handle.remove()
+    handle = module.register_forward_pre_hook(interrupt)
+    try:
+        yield
+    finally:
+        handle.remove()

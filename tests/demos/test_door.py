@@ -24,9 +24,8 @@ from starlette.websockets import WebSocketDisconnect
 from mmaccel.cli import demo as demo_commands
 from mmaccel.cli import main as cli
 from mmaccel.demos import app
-from mmaccel.demos.app.door import DemoDoor
 from mmaccel.demos.app.limits import Limits
-from mmaccel.demos.app.served import take_only_uploads
+from mmaccel.demos.app.served import DemoDoor, take_only_uploads
 from mmaccel.demos.app.uploads.quota import LEAST, OVERHEAD, Quota
 
 MIB = 2**20
