@@ -4,8 +4,9 @@ import argparse
 import asyncio
 import queue
 import socket
+import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -170,6 +171,46 @@ def test_what_a_replica_refuses_of_a_stream_or_a_promise_has_its_status(answerin
     with listening(RemoteEndpoint("echo", answering, Handle(), (Lost,), 2, None)) as (_, address):
         for text, status in (("busy", 503), ("", 400)):
             assert post(address, text=text, stream=answering is Echo).status_code == status
+
+
+def test_what_a_stream_is_refused_for_once_it_runs_has_its_status_too(monkeypatch):
+    def refuses(self, requests):
+        raise PromptError("it is too long")
+
+    monkeypatch.setattr(Echo, "answer", refuses)
+    with listening(remote(Handle())) as (_, address):
+        answer = post(address, text="hi", stream=True)
+    assert answer.status_code == 400 and answer.json()["error"]["message"] == "it is too long"
+
+
+def test_requests_at_work_are_told_from_those_that_wait(monkeypatch):
+    began, may = threading.Semaphore(0), threading.Semaphore(0)
+
+    def answer(self, requests):
+        began.release()
+        may.acquire(timeout=30)
+        return [{"text": request.text} for request in requests]
+
+    monkeypatch.setattr(Echo, "answer", answer)
+    with listening(remote(Handle(), running=4)) as (server, address), ThreadPoolExecutor() as pool:
+
+        def told(*expected):
+            gauges = server.metrics.running, server.metrics.waiting
+            for _ in range(1000):
+                found = tuple(gauge._value.get() for gauge in gauges)
+                if found == expected:
+                    return
+                time.sleep(0.01)
+            raise AssertionError(f"{found} in place of {expected}")
+
+        asked = [pool.submit(post, address, text="hi") for _ in range(3)]
+        assert began.acquire(timeout=30)
+        told(1, 2)
+        may.release()
+        told(1, 1)
+        may.release(2)
+        assert [one.result().status_code for one in asked] == [200] * 3
+        told(0, 0)
 
 
 def test_a_promise_does_not_wait_long_for_a_replica(monkeypatch):
