@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache.argument import CACHE_NAMES
-from mmaccel.decoding.setting import prompt_ids
+from mmaccel.decoding.setting import mask_of, prompt_ids
 from mmaccel.errors import UnsupportedTargetError
 
 from ..input.prompt import Prompt
@@ -192,6 +192,7 @@ class VisionLanguageAdapter(VisualAdapter):
             return None
         ids = kwargs["input_ids"]
         given = {name: kwargs[name] for name in kwargs.keys() - {*CACHE_NAMES, "input_ids"}}
+        given["attention_mask"] = mask_of(self.target, kwargs)  # without one, some rules count up
         if given.get("mm_token_type_ids") is None:
             numbers = [(ids == self.token_id(kind)).int() * (KINDS.index(kind) + 1) for kind in kinds]
             given["mm_token_type_ids"] = sum(numbers)
