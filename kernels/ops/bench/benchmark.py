@@ -104,7 +104,7 @@ Other processors have other ratios, so that three choices are made by measuring,
 processor (`mmaccel env` shows them): from which density on dense attention is faster than block-sparse, in which of
 four ways a step of decoding reads a long cache, and in which of three ways linear layers compute a few rows. An op
 whose result is off from float64 by more than its tolerance is not timed at all. Block-sparse attention is asked for
-random blocks, as many in every row, with `cutover=True`: above the break-even density it attends to everything. The
+random blocks, as many in every row; `cutover` says that all blocks are attended to above the break-even density. The
 raw rows are in [{json}]({json}).
 
 Decoding is set beside torch's attention with the query heads of a key head as rows of one head, which reads keys once
