@@ -81,12 +81,6 @@ def verify_attention(q, k, v, lengths, token_idx, window_mask, scale):
     return attend(q, k, v, visible, scale)
 
 
-def kv_scatter_(k_new, v_new, idx, k, v):
-    for row in range(k.shape[0]):
-        slots = (idx if idx.ndim == 1 else idx[row]).long()
-        k[row, :, slots], v[row, :, slots] = k_new[row], v_new[row]
-
-
 def segment_mean(x, w, perm, ptr):
     if x.ndim == 3:
         weights = [None] * len(x) if w is None else list(w)

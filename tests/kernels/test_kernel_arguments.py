@@ -102,26 +102,9 @@ def test_more_queries_than_slots_are_refused():
 
 
 def test_small_ops_name_the_argument():
-    new, cache = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 5, 4)
     x, perm, ptr = torch.zeros(4, 3), torch.arange(4), torch.tensor([0, 2, 4])
     q, tok, u = P[:, :3], torch.zeros(2, 3).long(), torch.zeros(2, 3)
     cases = (
-        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([1, 1]), cache, cache.clone())),
-        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([1, 5]), cache, cache.clone())),
-        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([1]), cache, cache.clone())),
-        ("k_new", kernels.kv_scatter_, (new.half(), new, torch.tensor([1, 2]), cache, cache.clone())),
-        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([-1, 1]), cache, cache.clone())),
-        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([[1, 2], [1, 2]]), cache, cache.clone())),
-        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([1.0, 2.0]), cache, cache.clone())),
-        ("idx", kernels.kv_scatter_, (new, new, torch.tensor([1, 2], device="meta"), cache, cache.clone())),
-        ("k_new", kernels.kv_scatter_, (new[0], new[0], torch.tensor([1, 2]), cache, cache.clone())),
-        ("k_new", kernels.kv_scatter_, (new.to("meta"), new, torch.tensor([1, 2]), cache, cache.clone())),
-        ("v_new", kernels.kv_scatter_, (new, new[:, :, :1], torch.tensor([1, 2]), cache, cache.clone())),
-        ("v_new", kernels.kv_scatter_, (new, new.half(), torch.tensor([1, 2]), cache, cache.clone())),
-        ("k", kernels.kv_scatter_, (new, new, torch.tensor([1, 2]), cache[0], cache[0])),
-        ("v", kernels.kv_scatter_, (new, new, torch.tensor([1, 2]), cache, cache[:, :, :4])),
-        ("v", kernels.kv_scatter_, (new, new, torch.tensor([1, 2]), cache, cache.half())),
-        ("v", kernels.kv_scatter_, (new, new, torch.tensor([1, 2]), cache, cache.to("meta"))),
         ("x", kernels.segment_mean, (x[0], None, perm, ptr)),
         ("x", kernels.segment_mean, (x.long(), None, perm, ptr)),
         ("w", kernels.segment_mean, (x, torch.ones(4).long(), perm, ptr)),
@@ -364,13 +347,8 @@ def test_ops_have_fakes():
         assert token.dtype == torch.int64 and token.shape == (2,)
 
 
-def cache(slots=5):
-    return torch.zeros(1, 1, slots, 4)
-
-
 HONEST = {
-    "verify_attention": (torch.ones(1, 2, 2, 4), cache(), cache(), torch.tensor([5]), None, None, 0.5),
-    "kv_scatter_": (torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4), torch.tensor([1]), cache(), cache()),
+    "verify_attention": (torch.ones(1, 2, 2, 4), *torch.zeros(2, 1, 2, 5, 4), torch.tensor([5]), None, None, 0.5),
     "segment_mean": (torch.randn(4, 3), None, torch.arange(4), torch.tensor([0, 2, 4])),
 }
 
@@ -379,10 +357,7 @@ HONEST = {
 def test_schemas_are_honest(name):
     """What an op says it mutates and returns is what it does."""
     op = getattr(torch.ops.mmaccel, name).default
-    arguments = HONEST[name]
-    if name == "verify_attention":
-        arguments = (arguments[0], *(x.expand(1, 2, -1, -1).contiguous() for x in arguments[1:3]), *arguments[3:])
-    torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(op, HONEST[name], test_utils=("test_schema", "test_faketensor"))
 
 
 ACROSS = torch.randn(1, 40, 4, 16, generator=torch.Generator().manual_seed(0)).transpose(1, 2)

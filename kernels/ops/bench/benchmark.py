@@ -119,7 +119,7 @@ LIMITS = """
 - **Drafts** of 16 tokens have 64 rows to a key head: there torch's own attention is efficient too.
 - **Linear layers of a few rows**, as passes of a few tokens have, are bound by memory as well; torch's own product
   reads a weight again for a second and a third row, or copies it.
-- **Writing and token means** move memory, as torch's own operations do.
+- **Token means** move memory, as torch's own operation does.
 """
 HEADINGS = ("op", "case", "against", "ms", "ms, torch", "speed-up", "error")
 

@@ -87,7 +87,6 @@ SMALL = {
         pointers(fp32="output lse merged_lse", bf16="merged"),
         {"BLOCK_R": 16, "BLOCK_D": 128},
     ),
-    "kv_scatter.scatter_kernel": (pointers(bf16="k_new v_new k v", i32="idx"), {"BLOCK_M": 16, "BLOCK_D": 128}),
     "segment_mean.segment_kernel": (
         pointers(bf16="x means", fp32="w", i64="perm ptr"),
         {"BLOCK_P": 8, "BLOCK_D": 128},
