@@ -54,7 +54,7 @@ class BranchCache:
             New states.
         branch
             Whose they are, by number; default 0.
-        idx : int `[M]`
+        idx : int64 `[M]`
             The tokens they belong to, each once; None (default) for all tokens, which is how a layer begins.
 
         Returns
@@ -64,9 +64,9 @@ class BranchCache:
         Raises
         ------
         IndexError
-            If there is no such layer.
+            If there is no such layer, or not one token for each of `idx`.
         RuntimeError
-            If tokens are written before the whole, or their shape or dtype is not that of the whole.
+            If tokens are written before the whole, or their heads, width or dtype are not those of the whole.
         """
         if not 0 <= layer < self.layers:
             raise IndexError(f"layer {layer}: the cache has {self.layers}")
@@ -78,7 +78,7 @@ class BranchCache:
         if self.dtype is not None or self.device is not None:
             return self._converted(self._states[place], key, value, idx)
         for state, new in zip(self._states[place], (key, value), strict=True):
-            state[:, :, idx] = new
+            state.index_copy_(2, idx, new)
         return self._states[place]
 
     def _begin(self, place: tuple[int, int], key: torch.Tensor, value: torch.Tensor) -> States:
@@ -98,11 +98,9 @@ class BranchCache:
         whole = []
         for state, exact in zip(states, (key, value), strict=True):
             new, table = exact.to(state.device, state.dtype), state.to(exact.device, exact.dtype)
-            table = table.clone() if table is state else table
-            table[:, :, idx] = exact
-            whole.append(table)
+            whole.append((table.clone() if table is state else table).index_copy_(2, idx, exact))
             # as bytes: few operations know 8-bit floats
-            state.view(torch.uint8)[:, :, idx.to(state.device)] = new.contiguous().view(torch.uint8)
+            state.view(torch.uint8).index_copy_(2, idx.to(state.device), new.contiguous().view(torch.uint8))
         return whole[0], whole[1]
 
     def reset(self) -> None:

@@ -60,8 +60,8 @@ def test_errors():
     cache.write(0, whole(), whole())
     with pytest.raises(RuntimeError, match="branch 1, layer 0: write all tokens before some of them"):
         cache.write(0, whole(tokens=1), whole(tokens=1), 1, torch.tensor([0]))
-    for wrong in (whole(tokens=1).half(), whole(tokens=2)):
-        with pytest.raises(RuntimeError, match="match"):
+    for wrong, error in ((whole(tokens=1).half(), RuntimeError), (whole(tokens=2), IndexError)):
+        with pytest.raises(error, match="index_copy_"):
             cache.write(0, wrong, wrong, idx=torch.tensor([0]))
     for layer in (-1, 1):
         with pytest.raises(IndexError, match="the cache has 1"):
