@@ -14,7 +14,7 @@ from mmaccel import private
 from mmaccel.cache.argument import cache_of
 from mmaccel.masks import additive
 
-from .generated_text import Drafts, GeneratedText, Verdicts, of_row, positions_of
+from .generated_text import Drafts, GeneratedText, Verdicts, positions_of, texts_of
 from .matching import Draft, Likely, Verdict, likeliest_of, match
 from .passes.hidden_states import HiddenStates
 from .passes.pass_attention import PassAttention
@@ -76,10 +76,7 @@ class GeneratedTexts:
         self.model, self.kwargs, self.spreads, self.likely = model, kwargs, spreads, likely
         self.device = pass_device(model, ids)
         self.start = ids.shape[1]
-        self.texts = [
-            GeneratedText(row[None], of_row(processors, number, len(ids)), criteria, config, streamer)
-            for number, row in enumerate(ids)
-        ]
+        self.texts = texts_of(ids, processors, criteria, config, streamer)
         self.is_decoder, self.pad = not model.config.is_encoder_decoder, private.pad_token(config)
         self.first, self._fed, self._end = True, 0, 0  # tokens that the last pass was given, and the place behind them
         self._open: int | None = None  # tokens that all texts had when a pass ran that nothing was committed of yet
