@@ -56,9 +56,11 @@ class Drafts:
 
 def positions_of(model: Any) -> int:
     """Tokens of a text that a decoder has positions for, where it looks them up in a table; else there is no end."""
-    size = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    config = model.config.get_text_config(decoder=True)
+    size = getattr(config, "max_position_embeddings", None)
     if size is None:
-        return sys.maxsize
+        longest: int = getattr(config, "max_seq_len", sys.maxsize)  # of MPT, which makes its table in each pass
+        return longest
     decoder = model.get_decoder()
     named = itertools.chain(decoder.named_parameters(), decoder.named_buffers())
     tables = (value for name, value in named if "pos" in name or "wpe" in name)
