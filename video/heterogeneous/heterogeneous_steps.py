@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
@@ -156,9 +157,10 @@ class HeterogeneousSteps(DiffusionMethod):
         self._require(self.tokens in CHOICES, "tokens", "one of " + ", ".join(CHOICES))
         self._require(self.kv in KINDS, "kv", "one of " + ", ".join(KINDS))
         if self.steps is not None:
-            fits = len(self.steps) >= 2 and all(is_count(step, 0) for step in self.steps)
-            self._require(fits and sorted(set(self.steps)) == list(self.steps), "steps", "rising indices, two or more")
-            object.__setattr__(self, "steps", tuple(self.steps))
+            given = tuple(self.steps) if isinstance(self.steps, Sequence) else ()
+            fits = len(given) >= 2 and all(is_count(step, 0) for step in given) and tuple(sorted({*given})) == given
+            self._require(fits, "steps", "rising indices, two or more (how many steps a run has, its call says)")
+            object.__setattr__(self, "steps", given)
 
     @property
     def exact(self) -> bool:
