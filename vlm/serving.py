@@ -236,6 +236,9 @@ class _Left(StoppingCriteria):
     def __init__(self, requests: list[Chat]) -> None:
         self.requests = requests
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Left:
+        return self  # a row's own would not be told that nobody waits any more
+
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         gone = all(request.left.is_set() for request in self.requests)
         return torch.full((len(input_ids),), gone, dtype=torch.bool, device=input_ids.device)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sampled_models
 import torch
 from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 
@@ -452,7 +453,7 @@ def test_settings_are_checked(settings):
 
 
 def test_a_transformer_without_its_pipeline_is_refused_at_once():
-    model, _ = examples.wan()
+    model, _ = sampled_models.wan()
     with pytest.raises(UnsupportedTargetError, match="needs the steps of a pipeline"):
         mmaccel.plan(model, auto())
 

@@ -5,6 +5,7 @@ import itertools
 
 import diffusion_loop as loop
 import pytest
+import sampled_models
 import torch
 from accelerate import cpu_offload
 from diffusers import (
@@ -639,7 +640,7 @@ def test_velocities_that_are_not_finite_are_said(wan):
 
 
 def test_a_transformer_without_its_pipeline_is_refused():
-    model, _ = examples.wan()
+    model, _ = sampled_models.wan()
     with pytest.raises(UnsupportedTargetError, match=r"accelerate\(pipe"):
         mmaccel.accelerate(model, HeterogeneousSteps())
 

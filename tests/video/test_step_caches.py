@@ -6,6 +6,7 @@ import diffusers
 import diffusion_loop as loop
 import numpy
 import pytest
+import sampled_models
 import torch
 
 import mmaccel
@@ -499,7 +500,7 @@ def test_easy_cache_needs_no_row_in_the_table():
 
 @pytest.mark.parametrize("method", OWN)
 def test_a_transformer_alone_has_no_steps(method):
-    model, _ = examples.wan()
+    model, _ = sampled_models.wan()
     with pytest.raises(UnsupportedTargetError, match=r"accelerate\(pipe"):
         mmaccel.accelerate(model, method())
     assert "forward" not in vars(model)

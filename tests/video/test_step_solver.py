@@ -5,6 +5,7 @@ import weakref
 import diffusion_loop as loop
 import numpy as np
 import pytest
+import sampled_models
 
 import mmaccel
 from mmaccel import video
@@ -47,7 +48,7 @@ def prompted(kind=Prompted):
     (calibrate_steps, video.calibrate_mag_cache, video.calibrate_tea_cache, video.calibrate_token_cache),
 )
 def test_a_calibration_first_checks_the_pipeline(calibrate):
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     with pytest.raises(UnsupportedTargetError, match="needs the steps of a pipeline"):
         calibrate(model, **arguments())
 

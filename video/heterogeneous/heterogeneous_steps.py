@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.method import Advice, is_count, is_number
+from mmaccel.method import Advice, is_count, is_number, is_share
 from mmaccel.registry import register
 from mmaccel.stepping.allocation import TARGETS
 
@@ -142,7 +142,7 @@ class HeterogeneousSteps(DiffusionMethod):
     kv: str = "native"
 
     def __post_init__(self) -> None:
-        self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
+        self._require(is_share(self.budget), "budget", "above 0 and at most 1")
         self._require(self.policy in POLICIES, "policy", "one of " + ", ".join(POLICIES))
         fits = self.forecast is None or is_number(self.forecast, 0, 1)
         self._require(fits, "forecast", "None or between 0 and 1")
