@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods
@@ -14,9 +14,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.files.output import replacing
 
 from .arguments import QUESTION, add_canvas
-
-if TYPE_CHECKING:
-    from mmaccel.batch.batching import Batching
+from .batching import CanvasBatching
 
 WARM = 8  # tokens of a run that is discarded
 
@@ -29,6 +27,7 @@ class CanvasCommand(Command):
         "mmaccel run canvas picture.png --method FactorCommit:factor=1 --method PrefixCache --trace commits.png",
     )
     floor = "the share of equal texts"
+    batching = CanvasBatching()
 
     def add_run(self, parser: Any) -> None:
         self.add_call(parser)
@@ -57,11 +56,6 @@ class CanvasCommand(Command):
             if commits is not None:
                 with replacing(arguments.trace) as drawing:
                     commits.save(drawing, pipe.tokenizer)
-
-    def batching(self) -> Batching:
-        from .batching import CanvasBatching
-
-        return CanvasBatching()
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("picture", type=Path, nargs="?", help="picture file, such as .png")

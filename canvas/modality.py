@@ -9,8 +9,6 @@ from mmaccel.modality import Modality
 
 if TYPE_CHECKING:
     from mmaccel.comparison.trial import BaseTrial
-    from mmaccel.presets import Preset
-    from mmaccel.testing.contract import Example
 
     from .command import CanvasCommand
 
@@ -58,21 +56,6 @@ class Canvas(Modality):
         from .picture_comparing import trial_for
 
         return trial_for
-
-    def examples(self) -> list[Example]:
-        from .examples import examples
-
-        return examples()
-
-    def presets(self) -> Mapping[str, Mapping[str, Preset]]:
-        from .presets import PRESETS
-
-        return PRESETS
-
-    def absent_presets(self) -> Mapping[str, Mapping[str, str]]:
-        from .presets import ABSENT
-
-        return ABSENT
 
     def benchmarks(self) -> Mapping[str, str]:
         return {"canvas": f"{self.package}.bench.benchmark", "pictures": f"{self.package}.bench.pictures"}

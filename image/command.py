@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmaccel.cli.command import Command, Prepared
 from mmaccel.cli.model_arguments import add_methods, opened
@@ -12,9 +12,7 @@ from mmaccel.cli.run import SIDE_BY_SIDE, side_by_side, tell_written, told
 from mmaccel.files.output import replacing
 
 from .arguments import add_sampling, settings_of
-
-if TYPE_CHECKING:
-    from mmaccel.batch.batching import Batching
+from .batching import ImageBatching
 
 
 class ImageCommand(Command):
@@ -29,6 +27,7 @@ class ImageCommand(Command):
     preset = "exact"
     floor = "at most this many nats of surprise"
     seeded = True
+    batching = ImageBatching()
 
     def add_run(self, parser: Any) -> None:
         parser.add_argument("prompt")
@@ -76,11 +75,6 @@ class ImageCommand(Command):
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("prompt")
-
-    def batching(self) -> Batching:
-        from .batching import ImageBatching
-
-        return ImageBatching()
 
     def methods(self, arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
         """As elsewhere; by default the preset of masked pictures, where the model draws such."""

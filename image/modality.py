@@ -9,8 +9,6 @@ from mmaccel.modality import Modality
 
 if TYPE_CHECKING:
     from mmaccel.comparison.trial import BaseTrial
-    from mmaccel.presets import Preset
-    from mmaccel.testing.contract import Example
 
     from .command import ImageCommand
     from .generation import Painter
@@ -56,16 +54,6 @@ class Image(Modality):
         from .comparing import ImageTrial
 
         return ImageTrial
-
-    def examples(self) -> list[Example]:
-        from .examples import examples
-
-        return examples()
-
-    def presets(self) -> Mapping[str, Mapping[str, Preset]]:
-        from .presets import PRESETS
-
-        return PRESETS
 
     def benchmarks(self) -> Mapping[str, str]:
         return {"image": f"{self.package}.bench.benchmark"}

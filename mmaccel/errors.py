@@ -70,6 +70,15 @@ class PromptError(MmaccelError, ValueError):
     """A prompt is empty, or outside what a small model knows."""
 
 
+NO_MEMORY = "out of memory", "can't allocate memory", "not enough memory"  # torch's words: GPUs, CPUs, and on Windows
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether there was too little memory; torch tells it by words alone on a CPU and an Apple GPU."""
+    is_told = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return is_told or isinstance(error, MemoryError)
+
+
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
 

@@ -67,8 +67,18 @@ class Held:
         return f"up to {size} for {self.what}"
 
 
+class Checked:
+    """What has settings, and says which of them is wrong."""
+
+    def _require(self, holds: bool, setting: str, allowed: str) -> None:
+        """Raise a `SettingError` that names the value and what is allowed, unless `holds`."""
+        if not holds:
+            value = shown(getattr(self, setting))
+            raise SettingError(f"{type(self).__name__}({setting}={value}): {setting} must be {allowed}")
+
+
 @dataclasses.dataclass(frozen=True)
-class Method(Generic[S]):
+class Method(Checked, Generic[S]):
     """Base of all methods; subclasses are frozen dataclasses registered with :func:`mmaccel.registry.register`.
 
     Generic over its session, and thereby over its adapter.
@@ -201,12 +211,6 @@ class Method(Generic[S]):
         changed = ", ".join(f"{k}={v!r}" for k, v in self.settings().items() if defaults[k] != v)
         return f"{self.name or type(self).__name__}({changed})"
 
-    def _require(self, holds: bool, setting: str, allowed: str) -> None:
-        """Raise a `SettingError` that names the value and what is allowed, unless `holds`."""
-        if not holds:
-            value = shown(getattr(self, setting))
-            raise SettingError(f"{type(self).__name__}({setting}={value}): {setting} must be {allowed}")
-
 
 def is_count(value: Any, low: int = 1, high: int | None = None) -> bool:
     """Whether `value` is an integer (no bool) between `low` and `high`."""
@@ -235,3 +239,8 @@ def is_number(value: Any, low: float, high: float = float("inf")) -> bool:
     return (
         number and abs(value) <= sys.float_info.max and low <= value <= high
     )  # also rejects integers too large for a float
+
+
+def is_share(value: Any) -> bool:
+    """Whether `value` is a number above 0 and at most 1."""
+    return is_number(value, 0, 1) and value > 0

@@ -119,17 +119,26 @@ class Modality(ABC):
     def trial(self) -> Callable[..., BaseTrial]:
         """How `compare` and `tune` repeat, judge and show a call: a class, or what chooses one by the adapter."""
 
-    @abstractmethod
     def examples(self) -> list[Example]:
-        """Tiny models for the contract tests, one or more of each family."""
+        """Tiny models for the contract tests, one or more of each family; by default those of module `examples`."""
+        found: list[Example] = import_module(f"{self.package}.examples").examples()
+        return found
 
     def presets(self) -> Mapping[str, Mapping[str, Preset]]:
-        """Presets by family and name."""
-        return {}
+        """Presets by family and name; by default `PRESETS` of module `presets`."""
+        return self._own_presets("PRESETS")
 
     def absent_presets(self) -> Mapping[str, Mapping[str, str]]:
-        """Why a family lacks a preset, by family and name."""
-        return {}
+        """Why a family lacks a preset, by family and name; by default `ABSENT` of module `presets`."""
+        return self._own_presets("ABSENT")
+
+    def _own_presets(self, table: str) -> Mapping[str, Mapping[str, Any]]:
+        """A table of the package's module `presets`; empty where one of the two is missing."""
+        name = f"{self.package}.presets"
+        if not hasattr(import_module(self.package), "__path__") or find_spec(name) is None:
+            return {}
+        found: Mapping[str, Mapping[str, Any]] = getattr(import_module(name), table, {})
+        return found
 
     def benchmarks(self) -> Mapping[str, str]:
         """Modules of its benchmarks by name; each has a `BENCHMARK`, see :mod:`mmaccel.bench.benchmark`."""

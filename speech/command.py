@@ -16,8 +16,9 @@ from mmaccel.cli.model_arguments import opened
 from mmaccel.errors import AudioError, SettingError
 from mmaccel.files.output import check_writable
 
+from .batching import SpeechBatching
+
 if TYPE_CHECKING:
-    from mmaccel.batch.batching import Batching
     from mmaccel.comparison.comparison import Comparison
 
     from .stream.recognizer import StreamingRecognizer
@@ -41,6 +42,7 @@ class SpeechCommand(Command):
     preset = "streams"
     preset_help = "stream the words, with and without verified drafts"
     floor = "at most this word error rate"
+    batching = SpeechBatching()
 
     def add_run(self, parser: Any) -> None:
         what = "audio or video file, or - for raw 16-bit samples on standard input; with --live none for the microphone"
@@ -75,11 +77,6 @@ class SpeechCommand(Command):
         print(made.stats, file=sys.stderr)  # standard output is the text alone
         if arguments.output:
             print(f"wrote {arguments.output}", file=sys.stderr)
-
-    def batching(self) -> Batching:
-        from .batching import SpeechBatching
-
-        return SpeechBatching()
 
     def add_acceleration(self, parser: Any) -> None:
         _add_listening(parser)

@@ -92,7 +92,7 @@ class RecognizerTrial(BaseTrial):
         self.calls = [[self._own_call()]] if audio is None else self._calls(audio, endpoint)
         self.draws = bool(self.inputs.get("do_sample"))
         self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
-        self.references = self._checked(reference)
+        self.references = checked_texts(reference, len(self.names))
         self.metrics = (CHANGED, SAME) if self.references is None else (ERRORS, CHANGED, SAME)
         self._allow_simple()
         if audio is not None:  # as it is told on the page: a path can tell more than one wants to show
@@ -140,9 +140,6 @@ class RecognizerTrial(BaseTrial):
             return {}
         start = 0 if isinstance(self.recogniser, WhisperAdapter) else 1  # Whisper does not count its prompt
         return {"max_length": start + self.recogniser.limit(seconds)}  # of `max_new_tokens` it warns in every call
-
-    def _checked(self, reference: Any) -> list[str] | None:
-        return None if reference is None else checked_texts(reference, len(self.names))
 
     def _allow_simple(self) -> None:
         """Whisper's encoder always processes 30 s, which can be cut; others process only the given audio."""
@@ -193,10 +190,7 @@ class RecognizerTrial(BaseTrial):
         return one.tokens == other.tokens
 
     def judge(self, plain: Transcription, other: Transcription) -> dict[str, float]:
-        before, after = self.texts(plain), self.texts(other)
-        found = {} if self.references is None else {ERRORS.key: word_errors(self.references, after)}
-        same = sum(one == two for one, two in zip(before, after, strict=True)) / len(before)
-        return {**found, CHANGED.key: word_errors(before, after), SAME.key: same}
+        return judged_texts(self.references, self.texts(plain), self.texts(other))
 
     def show(self, output: Transcription) -> Shown:
         return Shown(texts=self.texts(output), names=self.names)
@@ -216,12 +210,21 @@ def recording(item: Any, number: int) -> tuple[str, torch.Tensor]:
     return f"{name}, {len(samples) / RATE:.1f} s", samples
 
 
-def checked_texts(reference: Any, count: int) -> list[str]:
-    """What is said in each of `count` recordings."""
+def checked_texts(reference: Any, count: int) -> list[str] | None:
+    """What is said in each of `count` recordings; None where that is not known."""
+    if reference is None:
+        return None
     texts = [reference] if isinstance(reference, str) else list(reference)
     if len(texts) != count or not all(isinstance(text, str) and text.strip() for text in texts):
         raise SettingError(f"reference={reference!r}: give what is said in each of {count} recordings, as words")
     return texts
+
+
+def judged_texts(references: list[str] | None, plain: list[str], other: list[str]) -> dict[str, float]:
+    """Word errors of texts where references are known, their distance to the plain ones, and how many are equal."""
+    found = {} if references is None else {ERRORS.key: word_errors(references, other)}
+    same = sum(one == two for one, two in zip(plain, other, strict=True)) / len(plain)
+    return {**found, CHANGED.key: word_errors(plain, other), SAME.key: same}
 
 
 def name_of(model: Any) -> str:

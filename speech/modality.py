@@ -9,7 +9,6 @@ from mmaccel.modality import Modality
 
 if TYPE_CHECKING:
     from mmaccel.comparison.trial import BaseTrial
-    from mmaccel.testing.contract import Example
 
     from .command import SpeechCommand
 
@@ -55,16 +54,6 @@ class Speech(Modality):
         from .comparing import RecognizerTrial
 
         return RecognizerTrial
-
-    def examples(self) -> list[Example]:
-        from .examples import examples
-
-        return examples()
-
-    def absent_presets(self) -> Mapping[str, Mapping[str, str]]:
-        from .presets import ABSENT
-
-        return ABSENT
 
     def benchmarks(self) -> Mapping[str, str]:
         return {"speech": f"{self.package}.bench.benchmark"}

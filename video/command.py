@@ -14,9 +14,9 @@ from mmaccel.files.output import replacing
 from mmaccel.progress import looks
 
 from .arguments import add_clip, add_film, settings_of
+from .batching import VideoBatching
 
 if TYPE_CHECKING:
-    from mmaccel.batch.batching import Batching
     from mmaccel.session import Session
 
     from .generation import Filmed, VideoSettings
@@ -31,6 +31,7 @@ class VideoCommand(Command):
     )
     floor = "at least this many dB PSNR"
     seeded = True
+    batching = VideoBatching()
 
     def add_run(self, parser: Any) -> None:
         parser.add_argument("prompt")
@@ -83,11 +84,6 @@ class VideoCommand(Command):
         pipe = opened(arguments)
         generation.check_arguments(pipe)
         return pipe, pipe
-
-    def batching(self) -> Batching:
-        from .batching import VideoBatching
-
-        return VideoBatching()
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("prompt")

@@ -10,8 +10,6 @@ from mmaccel.modality import Modality
 
 if TYPE_CHECKING:
     from mmaccel.comparison.trial import BaseTrial
-    from mmaccel.presets import Preset
-    from mmaccel.testing.contract import Example
 
     from .command import VideoCommand
 
@@ -55,21 +53,6 @@ class Video(Modality):
         from .comparing import VideoTrial
 
         return VideoTrial
-
-    def examples(self) -> list[Example]:
-        from .examples import examples
-
-        return examples()
-
-    def presets(self) -> Mapping[str, Mapping[str, Preset]]:
-        from .presets import PRESETS
-
-        return PRESETS
-
-    def absent_presets(self) -> Mapping[str, Mapping[str, str]]:
-        from .presets import ABSENT
-
-        return ABSENT
 
     def benchmarks(self) -> Mapping[str, str]:
         return {"video": f"{self.package}.bench.benchmark"}

@@ -1,8 +1,9 @@
 """Faster language models and vision-language models: fewer visual tokens, sparse prefill, smaller caches, streams.
 
-`StoredContext`, `JoinedContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV`, `CompressKV` and drafts (`FusedDraft`)
-work on decoders of transformers that run in SDPA by its attention interface; the methods that leave out visual tokens
-on the vision-language models that have an adapter; `TCA` on CLIP; `FastVGGT` on encoders of many views of a scene.
+`StoredContext`, `JoinedContext`, `PrefillDrop`, `SparsePrefill`, `SelectKV` and `CompressKV` work on decoders of
+transformers that run in SDPA by its attention interface, drafts (`FusedDraft`) on most others too; the methods that
+leave out visual tokens on the vision-language models that have an adapter; `TCA` on CLIP; `FastVGGT` on encoders of
+many views of a scene.
 
 Example
 -------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmaccel.cli.arguments import number, positive
 from mmaccel.cli.command import Command, Prepared, check_example
@@ -15,9 +15,7 @@ from mmaccel.errors import SettingError
 from mmaccel.files.output import replacing
 
 from .arguments import add_answer, frames_of
-
-if TYPE_CHECKING:
-    from mmaccel.batch.batching import Batching
+from .batching import VlmBatching
 
 
 class VlmCommand(Command):
@@ -30,6 +28,7 @@ class VlmCommand(Command):
         'mmaccel run vlm talk.mp4 "who speaks?" --fps 2 --model llava-hf/llava-onevision-qwen2-0.5b-ov-hf',
     )
     floor = "the share of equal answers"
+    batching = VlmBatching()
 
     def add_run(self, parser: Any) -> None:
         parser.add_argument("video", type=Path, help="video file, such as .mp4")
@@ -84,11 +83,6 @@ class VlmCommand(Command):
                 with replacing(arguments.picture) as temporary:
                     kept(session)[0].save(video.frames, temporary)
                 print(f"wrote {arguments.picture}")
-
-    def batching(self) -> Batching:
-        from .batching import VlmBatching
-
-        return VlmBatching()
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("video", type=Path, nargs="?", help="video file, such as .mp4")

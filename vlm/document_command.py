@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from mmaccel.cli.arguments import number
 from mmaccel.cli.command import Command, Prepared, check_example
@@ -13,9 +13,7 @@ from mmaccel.cli.run import check_picture, told
 from mmaccel.errors import SettingError
 
 from .arguments import READER, add_reading, given_regions
-
-if TYPE_CHECKING:
-    from mmaccel.batch.batching import Batching
+from .batching import DocumentBatching
 
 SHARE = number("between 0 and 1", lambda value: 0 <= value <= 1)
 
@@ -30,6 +28,7 @@ class DocumentCommand(Command):
     )
     preset: ClassVar[str] = "vlm.DocumentDraft"
     model: ClassVar[str] = READER
+    batching = DocumentBatching()
 
     def add_run(self, parser: Any) -> None:
         self.add_call(parser)
@@ -48,11 +47,6 @@ class DocumentCommand(Command):
             "--wrong", type=SHARE, default=0.05, help="share of wrong words in the regions of --example (default 0.05)"
         )
         add_reading(parser)
-
-    def batching(self) -> Batching:
-        from .batching import DocumentBatching
-
-        return DocumentBatching()
 
     def open(self, arguments: argparse.Namespace) -> tuple[Any, Any]:
         """The reader with its processor, and the reader."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from mmaccel.adapter import Adapter
     from mmaccel.cli.command import Command
     from mmaccel.comparison.trial import BaseTrial
-    from mmaccel.presets import Preset
-    from mmaccel.testing.contract import Example
 
     from .command import VlmCommand
 
@@ -68,21 +66,6 @@ class Vlm(Modality):
             return (EncoderTrial if adapter.exclusive else AnswerTrial)(adapter, inputs, processor)
 
         return chosen
-
-    def examples(self) -> list[Example]:
-        from .examples import examples
-
-        return examples()
-
-    def presets(self) -> Mapping[str, Mapping[str, Preset]]:
-        from .presets import PRESETS
-
-        return PRESETS
-
-    def absent_presets(self) -> Mapping[str, Mapping[str, str]]:
-        from .presets import ABSENT
-
-        return ABSENT
 
     def benchmarks(self) -> Mapping[str, str]:
         names = {"vlm": "benchmark", "language": "language", "text": "text", "pages": "pages"}

@@ -203,13 +203,17 @@ def _tokens_asked(fields: Fields) -> int:
 
 
 def _sampling_asked(fields: Fields) -> dict[str, Any]:
-    """Arguments of `generate`; where words are cut off by `top_p` alone, the others are drawn, as OpenAI does it."""
-    temperature, top_p = fields.number("temperature", 0, 100), fields.number("top_p", 1e-6, 1)
+    """Arguments of `generate`; where words are cut off without a temperature, the others are drawn, as OpenAI does it.
+
+    `top_p` and `top_k` are the request's alone: those of a checkpoint may leave nothing but the likeliest word.
+    """
+    temperature = fields.number("temperature", 0, 100)
+    top_p, top_k = fields.number("top_p", 1e-6, 1) or 1.0, fields.whole("top_k", 0, 2**31, default=0)
     if temperature is None:
-        temperature = 0.0 if top_p is None or top_p == 1 else 1.0
+        temperature = 0.0 if top_p == 1 and not top_k else 1.0
     if temperature < COLDEST:
         return {"do_sample": False}
-    return {"do_sample": True, "temperature": temperature, **({} if top_p is None else {"top_p": top_p})}
+    return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
 
 
 def _usage_asked(options: Any, streams: bool) -> bool:
@@ -231,6 +235,9 @@ class _Left(StoppingCriteria):
 
     def __init__(self, requests: list[Chat]) -> None:
         self.requests = requests
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Left:
+        return self  # a row's own would not be told that nobody waits any more
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         gone = all(request.left.is_set() for request in self.requests)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from mmaccel.bench.pages import markdown
@@ -21,7 +20,7 @@ raw rows are in [{json}]({json}).
 
 *plain* is the pipeline's default of 12 steps with the model's own guidance.
 
-![distance to real pictures against time]({png})
+{plot}
 """
 LIMITS = """
 - **A canvas or drafts?** {answer}
@@ -50,11 +49,6 @@ def series(row: Row) -> str:
     if "+" in row["method"]:
         return "HaltonOrder + LateGuidance"
     return str(row["method"]).removeprefix("canvas.")
-
-
-def groups(found: list[Row]) -> dict[str, list[Row]]:
-    """One table."""
-    return {"": [row for row in found if row["method"] != "plain"]}
 
 
 def facts(found: list[Row]) -> dict[str, str]:
@@ -122,23 +116,3 @@ def _line(row: Row) -> list[str]:
         f"{row['speedup']:.2f}x",
         f"{row['speedup_worst']:.2f}x",
     ]
-
-
-def plot(found: list[Row], path: Path) -> None:
-    """Distance against seconds, with a line for each kind of entry."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    judged = [row for row in found if row["quality"] is not None]
-    for number, label in enumerate(dict.fromkeys(series(row) for row in judged)):
-        line = sorted((row for row in judged if series(row) == label), key=lambda row: float(row["wall_seconds"]))
-        x, y = [row["wall_seconds"] for row in line], [row["quality"] for row in line]
-        style = "--" if line[0]["kind"] != "method" else "-"
-        axes.plot(x, y, style, marker="o", color=f"C{number % 10}", label=label)
-    axes.set_xscale("log")
-    axes.set_xlabel("seconds for a picture")
-    axes.set_ylabel("Frechet distance to real pictures")
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)

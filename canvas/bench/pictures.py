@@ -7,7 +7,7 @@ after the other, plainly and with its own methods.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -21,6 +21,7 @@ from mmaccel.comparison.runner import Runner
 from mmaccel.comparison.trial import Workload
 
 from . import picture_page as page
+from .page import groups
 from .picture_cases import JANUS, MODEL, STEPS, cases
 
 TIMED, FEW, JUDGED, BATCH = 12, 3, 200, 20  # pictures that are timed, or at short length; judged, so many together
@@ -29,8 +30,6 @@ CAPTIONS = 200  # of the real pictures the captions of the first are drawn, and 
 
 class Drawing(Workload):
     """The codes of pictures `[B, 256]`; a seed is the number of a batch of prompts."""
-
-    remembers: ClassVar[bool] = True
 
     def __init__(self, pipe: Any, prompts: list[str], batch: int) -> None:
         self.target, self.prompts, self.batch = pipe, prompts, batch
@@ -102,7 +101,7 @@ def _row(entry: Entry, plain: Entry, quality: float | None, own: float | None, f
 
 
 SECTION = Section(
-    page.groups,
+    groups,
     "fewer steps.",
     plot="distance to real pictures against time",
     quality="Frechet distance to real pictures (lower is better)",
@@ -114,13 +113,5 @@ SECTION = Section(
     ),
 )
 BENCHMARK = Benchmark(
-    "pictures",
-    page.TITLE,
-    in_one(rows),
-    SECTION,
-    page.INTRO,
-    page.tables,
-    page.LIMITS,
-    facts=page.facts,
-    plot=page.plot,
+    "pictures", page.TITLE, in_one(rows), SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts
 )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.method import Advice, is_number
+from mmaccel.method import Advice, is_share
 from mmaccel.registry import register
 
 from .outlook import Outlook, Seen
@@ -48,7 +48,7 @@ class EarlyEnd(Outlook):
     advice: ClassVar[Advice] = Advice("texts shorter than their canvas", "more steps where a text fills its canvas")
 
     def __post_init__(self) -> None:
-        self._require(is_number(self.first, 0, 1) and self.first > 0, "first", "above 0 and at most 1")
+        self._require(is_share(self.first), "first", "above 0 and at most 1")
 
     @property
     def is_neutral(self) -> bool:

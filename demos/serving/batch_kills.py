@@ -136,8 +136,8 @@ def cost(folder: Path, count: int) -> dict[str, float]:
     command = arguments.run.args[0]
     painter, spent = load(MODEL), {"loop": 0.0, "batch": 0.0}
     with mmaccel.accelerate(painter.target, preset="exact") as fast:
-        work = Work(command.batching(), painter, fast, usual)
-        items = read_items(batch.list, command.batching())
+        work = Work(command.batching, painter, fast, usual)
+        items = read_items(batch.list, command.batching)
         painter.paint(fast, [batch.rows[0]["prompt"]], ImageSettings())
         for first in range(0, count, 10):
             began = time.process_time()

@@ -136,9 +136,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--clips", type=int, default=8, help="prompts (default 8)")
     parser.add_argument("--guidance", type=float, default=3.0, help="default 3")
     parser.add_argument("--seed", type=int, default=100)
-    parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
+    args = pages.measuring(parser, argv)
     for result in measure(args.clips, args.guidance, args.seed):
         pages.write(args.output, result, page)
 

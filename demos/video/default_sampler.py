@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.bench.benchmark import by
@@ -34,9 +32,8 @@ INTRO = (
 )
 
 
-def measure(prompts: int, threads: int) -> Iterator[dict[str, Any]]:
+def measure(prompts: int) -> Iterator[dict[str, Any]]:
     """The result after each budget."""
-    torch.set_num_threads(threads)
     judged = scenes(prompts)
     filming = Filming([scene.prompt for scene in judged], pipe=zoo.load(MODEL), sampling=SAMPLING)
     columns = {"table": "samplers", **SAMPLING.columns}
@@ -59,9 +56,8 @@ def page(result: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = pages.output_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=16, help="half of them with things that move (default 16)")
-    parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
-    args = parser.parse_args(argv)
-    for result in measure(args.prompts, args.threads):
+    args = pages.measuring(parser, argv)
+    for result in measure(args.prompts):
         pages.write(args.output, result, page)
 
 

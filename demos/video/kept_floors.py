@@ -39,9 +39,8 @@ INTRO = (
 )
 
 
-def measure(floors: list[float], sessions: int, others: int, seed: int, threads: int) -> Iterator[dict[str, Any]]:
+def measure(floors: list[float], sessions: int, others: int, seed: int) -> Iterator[dict[str, Any]]:
     """The result after each session."""
-    torch.set_num_threads(threads)
     loaded = zoo.load(MODEL)
     asked = list(enumerate(zoo.prompts(MODEL, sessions + others, seed), seed))
     rows: list[dict[str, Any]] = []
@@ -119,9 +118,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--sessions", type=int, default=3, help="each with another first prompt (default 3)")
     parser.add_argument("--others", type=int, default=8, help="prompts of each behind the first (default 8)")
     parser.add_argument("--seed", type=int, default=7700, help="of prompts and noise")
-    parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
-    args = parser.parse_args(argv)
-    for result in measure(args.floors, args.sessions, args.others, args.seed, args.threads):
+    args = pages.measuring(parser, argv)
+    for result in measure(args.floors, args.sessions, args.others, args.seed):
         pages.write(args.output, result, page)
 
 

@@ -131,9 +131,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--clips", type=int, default=4, help="prompts (default 4)")
     parser.add_argument("--steps", type=int, default=4, help="of a block (default 4)")
     parser.add_argument("--seed", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
+    args = pages.measuring(parser, argv)
     for result in measure(args.blocks, args.clips, args.steps, args.seed):
         pages.write(args.output, result, page)
 

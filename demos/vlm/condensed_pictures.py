@@ -11,7 +11,6 @@ random weights. All ways take turns.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -227,9 +226,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="calls of each way and batch that are timed (default 5)")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8], help="pictures of a call that is timed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
-    args: argparse.Namespace = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
+    args = pages.measuring(parser, argv)
     model, tokenizer = picture_text.load(args.model)
     with torch.no_grad():
         rows = itertools.chain(

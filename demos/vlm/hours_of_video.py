@@ -13,7 +13,6 @@ import time
 from itertools import groupby
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from mmaccel import vlm, zoo
@@ -112,9 +111,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--policy", default="window", help="which frames are forgotten (default window)")
     parser.add_argument("--keep", type=float, default=0.25, help="share of a frame's tokens (default 0.25)")
     parser.add_argument("--slow", action="store_true", help="clips of slow things instead of brief events")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
+    args = pages.measuring(parser, argv)
     model, processor = zoo.load(MODEL)
     asked = clips(-(-args.frames // 32), brief=not args.slow)
     method = vlm.StreamingCompression(keep=args.keep)

@@ -228,9 +228,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, nargs="*", default=list(range(100, 108)), help="seeds of prompts")
     parser.add_argument("--clips", type=int, default=24, help="questions about clips")
     parser.add_argument("--seed", type=int, default=100, help="of the clips")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
+    args = pages.measuring(parser, argv)
     pages.write(args.output, measure(args.prompts, args.clips, args.seed), page)
 
 

@@ -87,9 +87,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = pages.output_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--new", type=int, default=24, help="tokens of an answer (default 24)")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
+    args = pages.measuring(parser, argv)
     model, _ = zoo.load(MODEL)
     method = vlm.FusedDraft()
     with mmaccel.accelerate(model, method) as session:

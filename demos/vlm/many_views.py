@@ -92,9 +92,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = pages.output_parser(__doc__)
     parser.add_argument("--views", type=int, nargs="+", default=list(VIEWS), help="numbers of views")
     parser.add_argument("--turns", type=int, default=3, help="times that each is measured (default 3)")
-    parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
+    args = pages.measuring(parser, argv)
     for result in measure(args.views, args.turns):
         pages.write(args.output, result, page)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 import mmaccel
@@ -90,9 +89,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = pages.output_parser(__doc__)
     parser.add_argument("--questions", type=int, default=40)
     parser.add_argument("--keep", type=float, default=0.15, help="share of the visual tokens (default 0.15)")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
+    args = pages.measuring(parser, argv)
     asked = zoo.questions(MODEL, args.questions, seed=0, brief=True)
     result = results.result(tqdm(measured(asked, args.keep), unit="answer"))
     result["clips"] = len({id(question.frames) for question in asked})

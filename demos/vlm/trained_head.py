@@ -89,9 +89,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=len(CHAT), help="of each kind")
     names = [mode.name for mode in ALL]
     parser.add_argument("--modes", nargs="+", choices=names, default=names, help="how texts are written (default all)")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
+    args = pages.measuring(parser, argv)
     pages.write(args.output, results.result(measured(args.prompts, args.modes)), page)
 
 

@@ -16,7 +16,6 @@ from .accept_length import accept_length
 from .block_sparse_attention import block_sparse_attention
 from .calibration import Calibration, calibrate, should_use_sparse
 from .dispatch import backend, choose
-from .kv_scatter import kv_scatter_
 from .plan import BlockPlan
 from .residual_sample import residual_sample
 from .segment_mean import segment_mean
@@ -31,7 +30,6 @@ __all__ = [
     "block_sparse_attention",
     "calibrate",
     "choose",
-    "kv_scatter_",
     "residual_sample",
     "segment_mean",
     "should_use_sparse",

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from .block_sparse_attention import block_sparse_attention
 from .checks import require
 from .choosing import kept_or_measured
-from .plan import BlockPlan, window_sides
-from .sparse_op import attend
+from .plan import BlockPlan
 from .timing import fastest
 
 LENGTHS = (512, 2048, 8192)
@@ -183,9 +183,8 @@ def _break_even(n: int, device: torch.device, causal: bool, dtype: torch.dtype) 
     order = drawn.argsort(-1).argsort(-1)
     masks = [order < max(1, round(density * blocks)) for density in DENSITIES]
     plans = [BlockPlan.from_mask(mask, q_len=n, kv_len=n, causal=causal) for mask in masks]
-    sides = window_sides(None, causal)
     runs: list[Callable[[], object]] = [partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)]
-    runs += [partial(attend, q, k, v, plan, *sides) for plan in plans]
+    runs += [partial(block_sparse_attention, q, k, v, plan, causal=causal) for plan in plans]
     timing = fastest(runs, device)
     dense, *sparse = timing.seconds
     return _crossing(dense, sparse, [plan.visible_share(causal) for plan in plans]) if timing.quiet else None

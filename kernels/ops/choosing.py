@@ -49,23 +49,39 @@ def kept_or_measured(name: str, measure: Callable[[], Any], fits: Callable[[Any]
     return found
 
 
-def fastest_way(
-    ways: Mapping[str, Callable[..., Any]], calls: Sequence[tuple[Any, ...]], rounding: float
-) -> str | None:
-    """Name of the fastest of the ways that give what the first one gives; None where the machine is too busy to tell.
+def kept_way(
+    name: str,
+    ways: Mapping[str, Callable[..., Any]],
+    calls: Callable[[], Sequence[tuple[Any, ...]]],
+    rounding: float,
+) -> str:
+    """Name of the fastest of the ways that give what the usual one gives, kept for this CPU under a name.
 
     Parameters
     ----------
     ways
-        Functions of equal arguments and results, by name; the usual one first.
+        Functions of equal arguments and results, by name; the usual one first, which it is where the machine is too
+        busy to tell.
     calls
-        Arguments, a tensor first, that each way is called with in turn.
+        Gives the arguments, a tensor first, that each way is called with in turn; only called to measure.
     rounding
         By how much results may differ, relative and absolute.
     """
-    expected = next(iter(ways.values()))(*calls[0])
-    names = [name for name, way in ways.items() if _agrees(way, calls[0], expected, rounding)]
-    timing = fastest([functools.partial(_call_all, ways[name], calls) for name in names], calls[0][0].device)
+    measure = functools.partial(_fastest_way, ways, calls, rounding)
+    found = kept_or_measured(name, measure, lambda kept: isinstance(kept, str) and kept in ways)
+    return next(iter(ways)) if found is None else str(found)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _fastest_way(
+    ways: Mapping[str, Callable[..., Any]], calls: Callable[[], Sequence[tuple[Any, ...]]], rounding: float
+) -> str | None:
+    """None where the machine is too busy to tell."""
+    arguments = calls()
+    expected = next(iter(ways.values()))(*arguments[0])
+    names = [name for name, way in ways.items() if _agrees(way, arguments[0], expected, rounding)]
+    timing = fastest([functools.partial(_call_all, ways[name], arguments) for name in names], arguments[0][0].device)
     if not timing.quiet:
         return None
     return next(name for name, taken in zip(names, timing.seconds, strict=True) if taken <= TIE * min(timing.seconds))

@@ -26,36 +26,17 @@ def attend(
     return (weights @ value).to(q.dtype), lse.float()
 
 
-def visible_pairs(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    left: int,
-    right: int,
-    q_pos: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Which keys each query sees by position alone, `[B or 1, 1, M, N]`."""
+def visible_pairs(q: torch.Tensor, k: torch.Tensor, left: int, right: int) -> torch.Tensor:
+    """Which keys each query sees by position alone, `[1, 1, M, N]`."""
     queries, keys = q.shape[2], k.shape[2]
-    query = torch.arange(queries, device=q.device)[None] + keys - queries
     key = torch.arange(keys, device=q.device)
-    same = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
-    if q_pos is not None:
-        query = q_pos.long()
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        lengths_q, lengths_k = cu_seqlens_q.diff().long(), cu_seqlens_k.diff().long()
-        numbers = torch.arange(len(lengths_q), device=q.device)
-        of_query, of_key = numbers.repeat_interleave(lengths_q), numbers.repeat_interleave(lengths_k)
-        same = (of_query[:, None] == of_key)[None, None]
-        # positions within the keys of each sequence, aligned at its end
-        query = (torch.arange(queries, device=q.device) - (cu_seqlens_q[1:] - cu_seqlens_k[1:])[of_query])[None]
-    query = query[:, None, :, None]
-    visible = same
+    query = (torch.arange(queries, device=q.device) + keys - queries)[:, None]
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
     if right >= 0:
         visible = visible & (key <= query + right)
     if left >= 0:
         visible = visible & (key >= query - left)
-    return visible.expand(-1, -1, queries, keys)
+    return visible[None, None]
 
 
 def block_mask(row_ptr: torch.Tensor, col: torch.Tensor, columns: int) -> torch.Tensor:
@@ -70,9 +51,9 @@ def block_mask(row_ptr: torch.Tensor, col: torch.Tensor, columns: int) -> torch.
 
 
 def block_sparse_attention(  # noqa: D103  documented where it is public
-    q, k, v, row_ptr, col, n_full, block_m, block_n, left, right, q_pos, cu_seqlens_q, cu_seqlens_k, scale
+    q, k, v, row_ptr, col, n_full, block_m, block_n, left, right, scale
 ):
-    visible = visible_pairs(q, k, left, right, q_pos, cu_seqlens_q, cu_seqlens_k)
+    visible = visible_pairs(q, k, left, right)
     if row_ptr is not None:
         table = block_mask(row_ptr, col, -(-k.shape[2] // block_n))
         table = table.repeat_interleave(q.shape[1] // table.shape[1], 1)
@@ -81,7 +62,7 @@ def block_sparse_attention(  # noqa: D103  documented where it is public
     return attend(q, k, v, visible, scale)
 
 
-def verify_attention(q, k, v, lengths, token_idx, window_mask, num_splits, scale):
+def verify_attention(q, k, v, lengths, token_idx, window_mask, scale):
     batch, _, count, _ = q.shape
     key = torch.arange(k.shape[2], device=q.device)
     start = (lengths.long() - count)[:, None]
@@ -98,12 +79,6 @@ def verify_attention(q, k, v, lengths, token_idx, window_mask, num_splits, scale
         chosen = chosen[..., :-1].repeat_interleave(q.shape[1] // k.shape[1], 1)
         visible = visible & chosen[:, :, None]
     return attend(q, k, v, visible, scale)
-
-
-def kv_scatter_(k_new, v_new, idx, k, v):
-    for row in range(k.shape[0]):
-        slots = (idx if idx.ndim == 1 else idx[row]).long()
-        k[row, :, slots], v[row, :, slots] = k_new[row], v_new[row]
 
 
 def segment_mean(x, w, perm, ptr):

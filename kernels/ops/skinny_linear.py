@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from mmaccel import private
 
-from .choosing import fastest_way, kept_or_measured
+from .choosing import kept_way
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # that are measured; more are left to torch
 COLUMNS = (576, 896, 1280, 2048, 4096)  # of weights that are measured, and stand for those up to half way to the next
@@ -103,16 +103,11 @@ def _nearest(columns: int) -> int:
 def way(rows: int, columns: int, threads: int) -> str:
     """Name of the fastest way for so many rows and columns; `threads` is part of what it holds for."""
     name = f"linear layers of {rows} rows, {columns} columns"
-    measured = functools.partial(_measured, rows, columns)
-    found = kept_or_measured(name, measured, lambda kept: isinstance(kept, str) and kept in WAYS)
-    return "plain" if found is None else str(found)
+    return kept_way(name, WAYS, functools.partial(_examples, rows, columns), ROUNDING)
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
-def _measured(rows: int, columns: int) -> str | None:
-    """The fastest of the ways that give what the plain one gives; None where the machine is too busy to tell."""
+def _examples(rows: int, columns: int) -> list[tuple[torch.Tensor, torch.Tensor, None]]:
+    """Inputs, and a weight drawn in a small tile that is repeated, which is quick."""
     generator = torch.Generator().manual_seed(0)
     x, tile = torch.randn(rows, columns, generator=generator), torch.randn(64, columns, generator=generator)
-    weight = tile.repeat(max(1, MEASURED_BYTES // tile.nbytes), 1)
-    return fastest_way(WAYS, [(x, weight, None)], ROUNDING)
+    return [(x, tile.repeat(max(1, MEASURED_BYTES // tile.nbytes), 1), None)]

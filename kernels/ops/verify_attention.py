@@ -14,8 +14,8 @@ def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
 
 _op = define(
     "verify_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor lengths, Tensor? token_idx, Tensor? window_mask, int num_splits,"
-    " float scale) -> (Tensor, Tensor)",
+    "(Tensor q, Tensor k, Tensor v, Tensor lengths, Tensor? token_idx, Tensor? window_mask, float scale)"
+    " -> (Tensor, Tensor)",
     _fake,
 )
 
@@ -27,7 +27,6 @@ def verify_attention(
     lengths: torch.Tensor,
     token_idx: torch.Tensor | None = None,
     window_mask: torch.Tensor | None = None,
-    num_splits: int = 0,
     *,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,8 +48,6 @@ def verify_attention(
         include new tokens where those are to be seen.
     window_mask : bool `[M, M]` or `[B, M, M]`
         Which of the last `M` tokens each query sees, row by row: a tree of drafts. By default causal.
-    num_splits
-        Parts of the cache worked on in parallel on a GPU; 0 (default) lets the kernel choose.
     scale
         Of the scores, by default ``D ** -0.5``.
 
@@ -77,7 +74,6 @@ def verify_attention(
     check_indices("lengths", lengths, q.device, 1)
     require(lengths.shape[0] == batch, "lengths", f"[{batch}]", lengths)
     require(count <= k.shape[2], "q", f"of at most {k.shape[2]} tokens, the slots of k", q)
-    require(num_splits >= 0, "num_splits", "at least 0", num_splits)
     if token_idx is not None:
         check_indices("token_idx", token_idx, q.device, 3)
         wanted = (batch, k.shape[1])
@@ -90,7 +86,7 @@ def verify_attention(
     if q.device.type == "cpu":
         _check_values(lengths, token_idx, count, k.shape[2])
     scale = width**-0.5 if scale is None else float(scale)
-    result: tuple[torch.Tensor, torch.Tensor] = _op(q, k, v, lengths, token_idx, window_mask, num_splits, scale)
+    result: tuple[torch.Tensor, torch.Tensor] = _op(q, k, v, lengths, token_idx, window_mask, scale)
     return result
 
 

@@ -7,7 +7,7 @@ from .compress.streaming import streaming
 from .decode.double_sparsity import double_sparsity, label_channels
 from .decode.fasa import dominant_pairs, fasa
 from .decode.recycled_attention import recycled_attention
-from .decode.token_select import token_select, token_select_cached
+from .decode.token_select import token_select
 from .prefill.a_shape import a_shape
 from .prefill.flex_prefill import flex_prefill
 from .prefill.pooled_top_k import pooled_top_k
@@ -42,6 +42,5 @@ __all__ = [
     "streaming",
     "tile_order",
     "token_select",
-    "token_select_cached",
     "vertical_slash",
 ]

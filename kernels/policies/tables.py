@@ -17,7 +17,7 @@ from .compress.streaming import streaming
 from .decode.double_sparsity import double_sparsity, label_channels
 from .decode.fasa import dominant_pairs, fasa
 from .decode.recycled_attention import recycled_attention
-from .decode.token_select import token_select_cached
+from .decode.token_select import token_select
 from .prefill.a_shape import a_shape, widest_local
 from .prefill.blocks import BlockGrid
 from .prefill.flex_prefill import flex_prefill
@@ -88,14 +88,13 @@ def _decoding(policy: Choice, name: str = "", learn: Choice | None = None) -> Ch
         *,
         count: int,
         state: dict[str, Any],
-        valid: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> torch.Tensor:
-        more = {"count": count, "valid": valid, "scale": scale, **_ends(count)}
+        more = {"count": count, "scale": scale, **_ends(count)}
         if learn is None:
             return policy(q, k, lengths, state=state, **more)
         if name not in state:
-            state[name] = learn(q, k, lengths=lengths, valid=valid)
+            state[name] = learn(q, k, lengths=lengths)
         return policy(q, k, lengths, **{name: state[name]}, **more)
 
     return choose
@@ -107,12 +106,12 @@ def _ends(count: int) -> dict[str, int]:
 
 
 DECODE: dict[str, Choice] = {
-    "token_select": _decoding(token_select_cached),
+    "token_select": _decoding(token_select),
     "double_sparsity": _decoding(double_sparsity, "channels", label_channels),
     "fasa": _decoding(fasa, "pairs", dominant_pairs),
     "recycled_attention": _decoding(recycled_attention),
 }
-"""Decode policies, `(q, k, lengths, *, count, state, valid=None, scale=None) -> int32 [B, Hkv, S]`.
+"""Decode policies, `(q, k, lengths, *, count, state, scale=None) -> int32 [B, Hkv, S]`.
 
 `count` tokens are chosen, up to 4 sinks and 64 recent ones among them (fewer for a small count); the new tokens
 are always among them. Every tenth step of `recycled_attention` attends to all tokens, whatever the count. `state` is a
@@ -146,13 +145,12 @@ def _streaming(
     k: torch.Tensor,
     *,
     count: int,
-    valid: torch.Tensor | None = None,
     visual: Visual | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """4 sinks, or half of a small count."""
     check_count("count", count, 2)
-    return streaming(k, count=count, sink=min(4, count // 2), valid=valid)
+    return streaming(k, count=count, sink=min(4, count // 2))
 
 
 COMPRESS: dict[str, Choice] = {
@@ -161,7 +159,7 @@ COMPRESS: dict[str, Choice] = {
     "streaming": _streaming,
     "st_lite": _voting(st_lite, window=32),
 }
-"""Compression policies, `(q_window, k, *, count, valid=None, visual=None, scale=None) -> int32 [B, Hkv, S]`.
+"""Compression policies, `(q_window, k, *, count, visual=None, scale=None) -> int32 [B, Hkv, S]`.
 
 `count` is at least 2. `visual` says which tokens of each row are visual; policies that do not care ignore it. Those
 that go by votes also take `window`, at most half of the count, and `kernel`; `snap_kv` also `head_budgets`.

@@ -1,4 +1,4 @@
-"""What the token policies share: which tokens are real, votes of heads, the chosen numbers in order."""
+"""What the token policies share: which slots are in use, votes of heads, the chosen numbers in order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from .scores import check_count, head_scores, masked_softmax
 
 
 def check_decode(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lengths: torch.Tensor,
-    count: int,
-    sink: int,
-    recent: int,
-    valid: torch.Tensor | None,
+    q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor, count: int, sink: int, recent: int
 ) -> torch.Tensor:
     """Check the arguments of every decode policy; returns the slots that hold a token, bool `[B, N]`."""
     check_attention(q, k, k)
@@ -26,27 +20,14 @@ def check_decode(
     check_count("count", count, 1)
     check_count("sink", sink, 0)
     check_count("recent", recent, 0)
-    check_valid(valid, k)
-    return real_tokens(k, lengths, valid)
+    return real_tokens(k, lengths)
 
 
-def check_valid(valid: torch.Tensor | None, k: torch.Tensor) -> None:
-    """Raise unless there is a mark for each key of each row, or none at all."""
-    if valid is None:
-        return
-    wanted = (k.shape[0], k.shape[2])
-    fits = valid.dtype == torch.bool and tuple(valid.shape) == wanted
-    require(fits, "valid", f"bool [{wanted[0]}, {wanted[1]}]", valid)
-    require(valid.device == k.device, "valid", f"on {k.device}, as k is", valid)
-
-
-def real_tokens(k: torch.Tensor, lengths: torch.Tensor | None, valid: torch.Tensor | None) -> torch.Tensor:
-    """Slots that hold a token: within `lengths`, and not padding, bool `[B, N]`."""
-    slot = torch.arange(k.shape[2], device=k.device)
-    real = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
-    if lengths is not None:
-        real = slot < lengths.to(torch.long)[:, None]
-    return real if valid is None else real & valid
+def real_tokens(k: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    """Slots that hold a token, those within `lengths`, bool `[B, N]`."""
+    if lengths is None:
+        return torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
+    return torch.arange(k.shape[2], device=k.device) < lengths.to(torch.long)[:, None]
 
 
 def query_positions(q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
@@ -55,12 +36,6 @@ def query_positions(q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor | No
     if lengths is None:
         return (offset + k.shape[2]).expand(q.shape[0], -1)
     return lengths.to(torch.long)[:, None] + offset
-
-
-def first_and_last(real: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """The `first` first and the `last` last real tokens of each row, bool `[B, N]`."""
-    number = real.cumsum(-1)
-    return real & ((number <= first) | (number > number[:, -1:] - last))
 
 
 def votes(
@@ -73,21 +48,21 @@ def votes(
     return weights.unflatten(1, (k.shape[1], -1)).sum((2, 3))
 
 
-def select(score: torch.Tensor, forced: torch.Tensor, real: torch.Tensor, count: int, least: int) -> torch.Tensor:
+def choose(score: torch.Tensor, real: torch.Tensor, count: int, sink: int, recent: int, new: int) -> torch.Tensor:
     """The `count` real tokens of `score [B, H, N]` that score highest, int32 `[B, H, S]`, ascending, -1 at the end.
 
-    Tokens `forced [B, N]` come first; there are at most `least` of them, and room for so many at least.
+    The first `sink`, the last `recent` and the `new` newest are always among them; `count` grows to hold them.
     """
-    slots = score.shape[-1]
+    recent, slots, number = max(recent, new), score.shape[-1], real.cumsum(-1)
+    forced = (number <= sink) | (number > number[:, -1:] - recent)
     key = score.masked_fill(forced[:, None], torch.inf).masked_fill(~real[:, None], -torch.inf)
-    value, index = key.topk(min(max(count, least), slots), dim=-1)
+    value, index = key.topk(min(max(count, sink + recent), slots), dim=-1)
     return in_order(torch.where(value == -torch.inf, slots, index), slots)
 
 
-def choose(score: torch.Tensor, real: torch.Tensor, count: int, sink: int, recent: int, new: int) -> torch.Tensor:
-    """:func:`select`, with the first `sink` and the last `recent` tokens always among them, and the `new` newest."""
-    recent = max(recent, new)
-    return select(score, first_and_last(real, sink, recent), real, count, sink + recent)
+def top(score: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` tokens of `score [..., N]` that score highest, int32 `[..., min(count, N)]`, ascending."""
+    return score.topk(min(count, score.shape[-1])).indices.sort().values.to(torch.int32)
 
 
 def in_order(index: torch.Tensor, slots: int) -> torch.Tensor:

@@ -117,7 +117,7 @@ def _no_room(folder: OutputFolder, reason: str) -> OSError:
 
 def _problems(items: list[Item], command: Command, usual: argparse.Namespace, folder: OutputFolder) -> dict[str, str]:
     """What is wrong with items, as far as it shows before the model is loaded."""
-    batching = command.batching()
+    batching = command.batching
     assert batching is not None
     found = {}
     for item in items:

@@ -150,7 +150,7 @@ class Work:
 @contextmanager
 def working(command: Command, usual: argparse.Namespace) -> Iterator[Work]:
     """Load the model, accelerated, for the block."""
-    batching = command.batching()
+    batching = command.batching
     assert batching is not None
     with command.started(usual) as (opened, target):
         yield Work(batching, opened, target, usual)

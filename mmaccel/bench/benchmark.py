@@ -102,6 +102,10 @@ class Section:
     more: Callable[[Group], str] = lambda rows: ""
     time: Callable[[Row], str] = taken
 
+    def has_plot(self, rows: Group) -> bool:
+        """Whether rows have quality figures to draw; short runs of a benchmark can leave them out."""
+        return bool(self.plot) and any(row["quality"] is not None for row in rows)
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -117,7 +121,8 @@ class Benchmark:
     section
         How its rows stand in the index.
     intro
-        What was measured and how to read it; `{json}` and `{png}` stand for its files, `{place}` for the machine.
+        What was measured and how to read it; `{json}` and `{png}` stand for its files, `{place}` for the machine, and
+        `{plot}` for the picture of quality against time, where it has no `plot` of its own.
     tables
         The body of each section of its page, by heading.
     limits
@@ -125,7 +130,7 @@ class Benchmark:
     facts
         Further figures of the rows by the names that stand for them in `intro` and `limits`.
     plot
-        Draws the rows into a file beside the page.
+        Draws the rows into a file beside the page; by default quality against time, as in the index.
     threads
         CPU threads that its figures are of.
     """
@@ -144,16 +149,21 @@ class Benchmark:
     def page(self, result: dict[str, Any], json: str, png: str) -> str:
         """The Markdown page of a result, with links to its raw rows and its plot."""
         rows = result["rows"]
-        names = {"json": json, "png": png, "place": place(where(result["header"])), **self.facts(rows)}
+        plot = f"![{self.section.plot}]({png})" if self.section.has_plot(rows) else ""
+        names = {"json": json, "png": png, "plot": plot, "place": place(where(result["header"])), **self.facts(rows)}
         sections = {**self.tables(rows), "What limits each": self.limits.format(**names).strip()}
         return page(result, self.title, self.intro.format(**names), sections)
 
     def write_page(self, result: dict[str, Any], path: Path) -> None:
         """Write the page, and its plot beside it."""
+        from .plots import plot
+
         path.parent.mkdir(parents=True, exist_ok=True)
         picture = path.with_suffix(".png")
         if self.plot is not None:
             self.plot(result["rows"], picture)
+        elif self.section.has_plot(result["rows"]):
+            plot(self, result, picture)
         path.write_text(self.page(result, path.with_suffix(".json").name, picture.name), encoding="utf-8")
 
 

@@ -48,7 +48,7 @@ def write(folder: Path, benchmarks: Sequence[Benchmark]) -> list[Path]:
     """
     found, written = read(folder, benchmarks), []
     for benchmark, result in found:
-        if has_plot(benchmark.section, result):
+        if benchmark.section.has_plot(result["rows"]):
             written.append(folder / _picture(benchmark))
             with replacing(written[-1]) as temporary:
                 plot(benchmark, result, temporary)
@@ -77,13 +77,9 @@ def _read(benchmark: Benchmark, folder: Path) -> dict[str, Any]:
     return found
 
 
-def has_plot(section: Section, result: dict[str, Any]) -> bool:
-    """Whether the result has quality figures to draw; short runs of a benchmark can leave them out."""
-    return bool(section.plot) and any(row["quality"] is not None for row in result["rows"])
-
-
 def _picture(benchmark: Benchmark) -> str:
-    return f"{benchmark.name}_quality.png"
+    """The picture of the benchmark's page, unless that draws something else."""
+    return f"{benchmark.name}.png" if benchmark.plot is None else f"{benchmark.name}_quality.png"
 
 
 def longer(folder: Path) -> list[str]:
@@ -101,7 +97,7 @@ def page(found: Results, more: Sequence[str] = ()) -> str:
 def _section(benchmark: Benchmark, result: dict[str, Any]) -> Iterable[str]:
     section, name = benchmark.section, benchmark.name
     yield f"## {benchmark.title}"
-    if has_plot(section, result):
+    if section.has_plot(result["rows"]):
         yield f"![{benchmark.title}: {section.plot}]({_picture(benchmark)})"
     whole = section.groups(result["rows"])
     groups = {heading: select(section, group) for heading, group in whole.items()}

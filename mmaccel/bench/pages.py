@@ -43,6 +43,16 @@ def output_parser(about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def measuring(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """What a script that measures was told, which computes from here on by as many threads as its `--threads` says."""
+    import torch
+
+    parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    return arguments
+
+
 def write(path: Path, result: dict[str, Any], page: Callable[[dict[str, Any]], str]) -> None:
     """Write a result as JSON and its page as Markdown, both of that name, and show the page; the folder is made."""
     text = page(result)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..comparison.quality_plot import Axes, Mark, Series, draw
 from ..comparison.results import called
 from .benchmark import Benchmark, Group, Row, Section
-from .selection import front, role_of
+from .selection import front, role_of, select
+
+MOST_LABELS = 14  # with more of them, lines that the index leaves out have none, and are grey
 
 
 def plot(benchmark: Benchmark, result: dict[str, Any], path: Path) -> Any:
@@ -21,7 +24,14 @@ def plot(benchmark: Benchmark, result: dict[str, Any], path: Path) -> Any:
     rows = [row for group in shown for row in group if _is_drawn(section, row, group)]
     plain = next((row["baseline_quality"] for row in rows if row["baseline_quality"] is not None), None)
     rows = [row for row in rows if row["quality"] is not None or plain is not None]
-    lines = [_line(benchmark, rows, name, plain) for name in dict.fromkeys(_series(section, row) for row in rows)]
+    names = dict.fromkeys(_series(section, row) for row in rows)
+    lines = [_line(benchmark, rows, name, plain) for name in names]
+    if len(lines) > MOST_LABELS:
+        told = {_series(section, row) for group in shown for row, _ in select(section, group)}
+        lines = [
+            line if name in told else replace(line, label="", kind="other")
+            for name, line in zip(names, lines, strict=True)
+        ]
     around = Axes(
         title=f"{benchmark.title} on {rows[0]['model']}",
         quality=section.quality,

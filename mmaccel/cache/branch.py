@@ -54,9 +54,8 @@ class BranchCache:
             New states.
         branch
             Whose they are, by number; default 0.
-        idx : int `[M]` or `[B, M]`
-            The tokens they belong to, unique within a row; None (default) for all tokens, which is how a
-            layer begins.
+        idx : int64 `[M]`
+            The tokens they belong to, each once; None (default) for all tokens, which is how a layer begins.
 
         Returns
         -------
@@ -65,11 +64,9 @@ class BranchCache:
         Raises
         ------
         IndexError
-            If there is no such layer.
+            If there is no such layer, or not one token for each of `idx`.
         RuntimeError
-            If tokens are written before the whole.
-        ValueError
-            If shapes, dtypes or devices are not those of the whole.
+            If tokens are written before the whole, or their heads, width or dtype are not those of the whole.
         """
         if not 0 <= layer < self.layers:
             raise IndexError(f"layer {layer}: the cache has {self.layers}")
@@ -80,9 +77,8 @@ class BranchCache:
             raise RuntimeError(f"branch {branch}, layer {layer}: write all tokens before some of them")
         if self.dtype is not None or self.device is not None:
             return self._converted(self._states[place], key, value, idx)
-        from mmaccel import kernels
-
-        kernels.kv_scatter_(key, value, idx, *self._states[place])
+        for state, new in zip(self._states[place], (key, value), strict=True):
+            state.index_copy_(2, idx, new)
         return self._states[place]
 
     def _begin(self, place: tuple[int, int], key: torch.Tensor, value: torch.Tensor) -> States:
@@ -102,9 +98,9 @@ class BranchCache:
         whole = []
         for state, exact in zip(states, (key, value), strict=True):
             new, table = exact.to(state.device, state.dtype), state.to(exact.device, exact.dtype)
-            whole.append(_put(table.clone() if table is state else table, idx, exact))
+            whole.append((table.clone() if table is state else table).index_copy_(2, idx, exact))
             # as bytes: few operations know 8-bit floats
-            _put(state.view(torch.uint8), idx.to(state.device), new.contiguous().view(torch.uint8))
+            state.view(torch.uint8).index_copy_(2, idx.to(state.device), new.contiguous().view(torch.uint8))
         return whole[0], whole[1]
 
     def reset(self) -> None:
@@ -114,9 +110,3 @@ class BranchCache:
     def nbytes(self) -> int:
         """Bytes allocated for keys and values, by count."""
         return tensor_bytes(x for pair in self._states.values() for x in pair)
-
-
-def _put(table: torch.Tensor, idx: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """`table [B, H, N, D]` with `rows` written in place at `idx`, `[M]` or `[B, M]`."""
-    places = idx.long().expand(len(table), -1)[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[3])
-    return table.scatter_(2, places, rows)

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .layers import AttentionReader, cache_layers, check_crop, layer_bytes, tensor_bytes
+from .layers import AttentionReader, cache_layers, check_crop, layer_bytes, tensor_bytes, writable
 
 ROOM = 256  # slots for new tokens that are allocated with the kept ones
 
@@ -118,6 +118,7 @@ class EvictingLayer(CacheLayerMixin):
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         assert self.keys is not None and self.values is not None and self.positions is not None
+        self.keys, self.values, self.positions = map(writable, (self.keys, self.values, self.positions))
         end = self.length + key_states.shape[-2]
         if end > self.keys.shape[2]:
             more = end + max(self.shared.room, end // 4) - self.keys.shape[2]
@@ -163,8 +164,7 @@ class EvictingLayer(CacheLayerMixin):
         positions = pad(self.positions.gather(2, index).masked_fill_(none, -1), (0, room), value=-1)
         # for a moment there is what was and what is kept
         self.shared.peak = max(self.shared.peak, self.shared.allocated + tensor_bytes((*taken, positions)))
-        self.keys, self.values = taken
-        self.positions = positions
+        (self.keys, self.values), self.positions = taken, positions
         # newest tokens that all rows and heads kept can still be taken back
         newest = torch.arange(self.length - width, self.length, device=chosen.device)
         alike = (chosen == newest).all(0).all(0)  # ascending numbers: from the first that is alike on all are

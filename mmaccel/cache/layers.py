@@ -36,6 +36,11 @@ def is_full(layer: Any, text_config: Any) -> bool:
     return type(layer) is DynamicLayer
 
 
+def writable(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor to write into: one made in `torch.inference_mode` takes nothing outside of it, and is copied."""
+    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
+
+
 def tensor_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of the elements of tensors, by count; None counts nothing."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .layers import check_crop, layer_bytes
+from .layers import check_crop, layer_bytes, writable
 
 GROWTH = 256  # slots that a cache of unknown capacity starts with, and fewest that it grows by
 
@@ -84,6 +84,7 @@ class RollbackLayer(CacheLayerMixin):
 
     def _reserve(self, length: int) -> None:
         assert self.keys is not None and self.values is not None
+        self.keys, self.values = writable(self.keys), writable(self.values)
         capacity = self.keys.shape[2]
         if length <= capacity:
             return

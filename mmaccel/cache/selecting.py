@@ -10,7 +10,7 @@ import torch
 from .layers import AttentionReader, cache_layers
 from .rollback import RollbackCache, RollbackLayer
 
-# `(q, k, lengths, *, count, state, valid, scale) -> token_idx`, as in mmaccel.kernels.policies.DECODE
+# `(q, k, lengths, *, count, state, scale) -> token_idx`, as in mmaccel.kernels.policies.DECODE
 Policy = Callable[..., torch.Tensor]
 
 

@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     for modality in modalities():
         for name, command in {modality.name: modality.command(), **modality.more_commands()}.items():
-            if (batching := command.batching()) is not None:
+            if (batching := command.batching) is not None:
                 kind = kinds.add_parser(name, help=batching.help, **looks)
                 kind.description = _about(batching)
                 _add_places(kind, batching.writes)
@@ -87,7 +87,7 @@ def run_batch(command: Command, arguments: argparse.Namespace) -> int:
         raise SettingError("--plain is without methods, which --baseline measures: leave one of them out")
     if arguments.workers and arguments.ray is None:
         raise SettingError("--workers is for --ray: say both, or neither")
-    batching = command.batching()
+    batching = command.batching
     assert batching is not None
     run.check_places(arguments.input, arguments.output)
     items = read_items(arguments.input, batching, arguments.root)

@@ -45,6 +45,8 @@ class Command(ABC):
         Whether the call draws random numbers, so that its output depends on the seed.
     model
         The default model; empty for that of the modality.
+    batching
+        How `batch` makes many items; None where it cannot.
     """
 
     help: ClassVar[str]
@@ -55,6 +57,7 @@ class Command(ABC):
     floor: ClassVar[str] = "of the trial's first metric"
     seeded: ClassVar[bool] = False
     model: ClassVar[str] = ""
+    batching: ClassVar[Batching | None] = None
 
     @abstractmethod
     def add_run(self, parser: Any) -> None:
@@ -71,10 +74,6 @@ class Command(ABC):
     @abstractmethod
     def prepare(self, arguments: argparse.Namespace) -> Prepared:
         """The target and the inputs of its call; raises, before the model is loaded, if something is missing."""
-
-    def batching(self) -> Batching | None:
-        """How `batch` makes many items; None where it cannot."""
-        return None
 
     def methods(self, arguments: argparse.Namespace) -> tuple[list[Any], str | None]:
         """The methods that the user named, or a preset."""

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..errors import MmaccelError
+from ..errors import MmaccelError, lacks_memory
 from ..version import __version__
 from .arguments import Parser
 from .batch import add_parser as add_batch
@@ -27,7 +27,6 @@ from .tune import add_parser as add_tune
 
 STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as in shells: after SIGINT, and after SIGPIPE
 SHARED = "compare", "tune", "bench"  # whose measurement several processes can share
-NO_MEMORY = "out of memory", "can't allocate memory", "not enough memory"  # torch's words: GPUs, CPUs, and on Windows
 EXAMPLES = """examples:
   mmaccel run image "red heart" -o heart.png --compare
   mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
@@ -76,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mmaccel: {error.object!r} is not in UTF-8: write it in a terminal or a script that is", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
-        if not _lacks_memory(error):
+        if not lacks_memory(error):
             raise
         reason = _one_line(error).partition(" GPU ")[0] or type(error).__name__
         said = "there is not enough memory: ask for fewer or smaller outputs, or for --dtype bfloat16"
@@ -129,11 +128,6 @@ def _is_said_by_another(words: Sequence[str]) -> bool:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
-
-
-def _lacks_memory(error: Exception) -> bool:
-    """Whether there was too little memory; torch tells it by words alone on a CPU and an Apple GPU."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 @contextmanager

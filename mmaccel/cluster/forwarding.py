@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..serve.endpoint import Answer, Endpoint, Left, Refused, Request
+from ..serve.endpoint import CHECK, Answer, Endpoint, Left, Refused, Request
 from ..serve.metrics import Metrics
 from .streams import Streams
 
@@ -23,7 +23,6 @@ log = logging.getLogger("mmaccel.serve")
 ATTEMPTS = 3  # of a request whose replica ends while it works on it; it may be the request that ends it
 PAUSE = 0.5  # seconds until Ray Serve knows that a replica ended
 PATIENCE = 0.05  # seconds between looks at whether a client is still there
-CHECK = 5.0  # seconds that a stream or a promise waits for a replica's check, so that a refusal has its status
 
 
 @dataclass(kw_only=True)
@@ -90,8 +89,8 @@ class RemoteEndpoint(Endpoint[Forwarded]):
         raise NotImplementedError  # pragma: no cover  the replicas answer
 
     async def accepted(self, request: Forwarded, future: Future[Answer]) -> None:
-        """Wait for a replica's check where the answer begins before it is there; not for long, as all may be busy."""
-        if request.pieces is None and not self.later:
+        """Wait for a replica's check where there is only a promise; not for long, as all may be busy."""
+        if not self.later:
             return
         until = time.monotonic() + CHECK
         while not (request.checked or future.done()) and time.monotonic() < until:
@@ -134,6 +133,7 @@ class Forwarder:
     def __init__(self, handle: Any, lost: tuple[type[Exception], ...], metrics: Metrics, most: int) -> None:
         self.handle, self.lost, self.metrics, self.most = handle, lost, metrics, most
         self.tasks: set[asyncio.Task[None]] = set()
+        self.running = 0  # of the tasks, those that a replica works on
 
     def check(self, coming: int) -> None:
         """Raise a `Refused` if too many are under way, or will be with those that are coming."""
@@ -147,7 +147,7 @@ class Forwarder:
         future.set_running_or_notify_cancel()
         task = asyncio.get_running_loop().create_task(self._watched(request, until, future))
         self.tasks.add(task)
-        self.metrics.waiting.set(len(self.tasks))
+        self._tell()
         task.add_done_callback(self._ended)
         return future
 
@@ -156,7 +156,13 @@ class Forwarder:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
-        self.metrics.waiting.set(len(self.tasks))
+        self._tell()
+
+    def _tell(self, more: int = 0) -> None:
+        """Tell how many requests run, some more or fewer than before, and how many wait."""
+        self.running += more
+        self.metrics.running.set(self.running)
+        self.metrics.waiting.set(len(self.tasks) - self.running)
 
     async def _watched(self, request: Forwarded, until: float, future: Future[Answer]) -> None:
         """Ask, until the client leaves."""
@@ -193,6 +199,8 @@ class Forwarder:
                     self._count(value)
                 elif kind == "checked":
                     request.checked = True
+                elif kind == "begun":
+                    self._tell(1)
                 elif kind == "piece":
                     assert request.pieces is not None
                     request.pieces.put(value)
@@ -207,6 +215,8 @@ class Forwarder:
         except asyncio.CancelledError:
             said.cancel()
             raise
+        finally:
+            self._tell(-int("begun" in kinds))
         raise Refused(500, "the answer ended early: ask again")
 
     def _count(self, figures: dict[str, float]) -> None:

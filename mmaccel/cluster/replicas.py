@@ -81,11 +81,11 @@ class Replica:
             yield "checked", None
             begun = False
             while not future.done() or (request.pieces is not None and not request.pieces.empty()):
-                if request.pieces is not None and not request.pieces.empty():
-                    yield "piece", self.endpoint.piece(request, request.pieces.get())
-                elif not begun and future.running():
+                if not begun and future.running():
                     begun = True
                     yield "begun", None
+                elif request.pieces is not None and not request.pieces.empty():
+                    yield "piece", self.endpoint.piece(request, request.pieces.get())
                 else:
                     await asyncio.sleep(PATIENCE / 10)
             answer = await asyncio.wrap_future(future)

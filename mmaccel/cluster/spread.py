@@ -37,7 +37,7 @@ class BatchWorker:
     """
 
     def __init__(self, command: Command, usual: argparse.Namespace, output: Path, mark: str, place: str) -> None:
-        self.stack, self.problem, self.batching = ExitStack(), "", command.batching()
+        self.stack, self.problem, self.batching = ExitStack(), "", command.batching
         work_in(place)
         try:
             if not (output / FOLDER / mark).is_file():

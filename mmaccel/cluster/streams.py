@@ -20,7 +20,7 @@ from ..serve.endpoint import Refused, message_of, status_of
 from ..serve.sockets import ENDED, Connection
 
 log = logging.getLogger("mmaccel.serve")
-HELD = 16  # messages of a stream that wait for its replica; then its client waits
+HELD = 4  # messages of a stream that wait for its replica; then its client waits
 ATTEMPTS, PAUSE = 3, 0.5  # to find a replica that takes a stream, and seconds between two
 Said = tuple[str, Any]  # "open" and None, "give" and a message, "end" and None, or "error", status and reason
 

@@ -15,8 +15,8 @@ FACTOR = 4  # by which a difference map is brighter than the difference
 Clip = list[Image.Image]
 
 
-def difference(one: Image.Image, other: Image.Image, factor: float = FACTOR) -> Image.Image:
-    """The absolute difference of two pictures of one size, brighter by `factor`; black where they are equal.
+def difference(one: Image.Image, other: Image.Image) -> Image.Image:
+    """The absolute difference of two pictures of one size, brighter by `FACTOR`; black where they are equal.
 
     Examples
     --------
@@ -24,7 +24,7 @@ def difference(one: Image.Image, other: Image.Image, factor: float = FACTOR) -> 
     >>> difference(grey, darker).getpixel((0, 0))
     (40, 0, 0)
     """
-    pixels = np.clip(np.abs(_pixels(one) - _pixels(other)) * factor, 0, 255)
+    pixels = np.clip(np.abs(_pixels(one) - _pixels(other)) * FACTOR, 0, 255)
     return Image.fromarray(pixels.astype(np.uint8))
 
 

@@ -14,6 +14,7 @@ from ..errors import MissingExtraError
 COLOURS = ("#26547c", "#2a9d8f", "#8e5ea2", "#b5651d", "#6a994e", "#c1476b", "#5b7db1", "#7a6a53", "#3d8f9e", "#9a8c2c")
 SIMPLE, OTHER, INK = "#e07a5f", "#888888", "#222222"
 SIZE, DOTS = (9.5, 5.5), 110
+WIDE = 12  # times, from the shortest to the longest, from which the axis of times is logarithmic
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def draw(lines: Sequence[Series], around: Axes, path: Path) -> Any:
     figure.subplots_adjust(left=0.09, right=0.98, top=0.92, bottom=0.11)
     axes = figure.subplots()
     labels = list(_lines(axes, lines))
-    labels += _surroundings(axes, lines, around)
+    labels += _surroundings(axes, lines, around)  # which sets the scales
     axes.set_title(around.title, fontsize=11)
     axes.set_xlabel(around.time)
     axes.set_ylabel(around.quality)
@@ -141,7 +142,7 @@ def _surroundings(axes: Any, lines: Sequence[Series], around: Axes) -> Iterator[
     room = 0.12 * (high - low) or 0.1
     low, high = low - room, high + room
     axes.set_ylim(*((low, high) if around.higher_is_better else (high, low)))
-    axes.set_xlim(0, 1.08 * max([around.plain_time, *(mark.time for mark in found)]))
+    _span(axes, [around.plain_time, *(mark.time for mark in found)])
     top = high if around.higher_is_better else low
     if around.plain is None:
         axes.plot([around.plain_time], [top], marker="^", color=INK, markersize=9, clip_on=False, zorder=5)
@@ -156,6 +157,20 @@ def _surroundings(axes: Any, lines: Sequence[Series], around: Axes) -> Iterator[
     if around.floor is not None:
         axes.axhline(around.floor, color=INK, linewidth=0.9, linestyle=":")
         yield Label("asked for", [(axes.get_xlim()[1] * 0.9, around.floor)], INK)
+
+
+def _span(axes: Any, times: Sequence[float]) -> None:
+    """The axis of times: from nothing, or where they lie far apart in equal ratios."""
+    shortest, longest = min(times), max(times)
+    if not 0 < WIDE * shortest < longest:
+        axes.set_xlim(0, 1.08 * longest)
+        return
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.set_xlim(shortest / 1.6, 1.6 * longest)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from .matching import Draft, Verdict
 
@@ -55,20 +56,30 @@ class Drafts:
 
 def positions_of(model: Any) -> int:
     """Tokens of a text that a decoder has positions for, where it looks them up in a table; else there is no end."""
-    size = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    config = model.config.get_text_config(decoder=True)
+    size = getattr(config, "max_position_embeddings", None)
     if size is None:
-        return sys.maxsize
+        longest: int = getattr(config, "max_seq_len", sys.maxsize)  # of MPT, which makes its table in each pass
+        return longest
     decoder = model.get_decoder()
     named = itertools.chain(decoder.named_parameters(), decoder.named_buffers())
     tables = (value for name, value in named if "pos" in name or "wpe" in name)
     return size if any(table.ndim == 2 and len(table) >= size for table in tables) else sys.maxsize
 
 
-def copied(processors: Any) -> Any:
-    """Processors of logits with a memory of their own; they share the modules and the tokenizers that they hold."""
-    held = [value for processor in processors for value in vars(processor).values()]
-    shared = {id(value): value for value in held if isinstance(value, torch.nn.Module | PreTrainedTokenizerBase)}
-    return copy.deepcopy(processors, shared)
+# What copies of processors and stopping criteria share: it is large, or other threads tell them something by it.
+SHARED = (torch.nn.Module, PreTrainedTokenizerBase, threading.Event)
+
+
+def is_of_transformers(part: Any) -> bool:
+    """Whether a processor or a stopping criterion is one that transformers has, and not the user's own."""
+    return type(part).__module__.startswith("transformers.")
+
+
+def copied(parts: Any) -> Any:
+    """Processors of logits, or stopping criteria, with a memory of their own."""
+    held = [value for part in parts for value in vars(part).values()]
+    return copy.deepcopy(parts, {id(value): value for value in held if isinstance(value, SHARED)})
 
 
 def of_row(processors: Any, row: int, rows: int) -> Any:
@@ -81,6 +92,13 @@ def of_row(processors: Any, row: int, rows: int) -> Any:
         if isinstance(lengths, torch.Tensor):
             processor.prompt_ignore_length = lengths[row : row + 1]
     return own
+
+
+def criteria_of_row(criteria: Any, rows: int) -> Any:
+    """Stopping criteria that are shown one row of a batch; those of transformers remember nothing of it."""
+    if rows == 1:
+        return criteria
+    return StoppingCriteriaList(each if is_of_transformers(each) else copied([each])[0] for each in criteria)
 
 
 Verdicts = tuple[Verdict | None, ...]  # None for a text that had ended, or waits for others
@@ -132,3 +150,12 @@ class GeneratedText:
         told = None if self.scores is None else tuple(self.scores)
         self.finished = bool(self.criteria(self.ids, told).all())
         return int(token), self.finished
+
+
+def texts_of(ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any) -> list[GeneratedText]:
+    """A text for each row of `ids [B, N]`, whose processors and criteria remember it alone."""
+    rows = len(ids)
+    return [
+        GeneratedText(row[None], of_row(processors, number, rows), criteria_of_row(criteria, rows), config, streamer)
+        for number, row in enumerate(ids)
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,7 +14,7 @@ from mmaccel import private
 from mmaccel.cache.argument import cache_of
 from mmaccel.masks import additive
 
-from .generated_text import Drafts, GeneratedText, Verdicts, of_row, positions_of
+from .generated_text import Drafts, GeneratedText, Verdicts, positions_of, texts_of
 from .matching import Draft, Likely, Verdict, likeliest_of, match
 from .passes.hidden_states import HiddenStates
 from .passes.pass_attention import PassAttention
@@ -77,12 +76,10 @@ class GeneratedTexts:
         self.model, self.kwargs, self.spreads, self.likely = model, kwargs, spreads, likely
         self.device = pass_device(model, ids)
         self.start = ids.shape[1]
-        self.texts = [
-            GeneratedText(row[None], of_row(processors, number, len(ids)), criteria, config, streamer)
-            for number, row in enumerate(ids)
-        ]
+        self.texts = texts_of(ids, processors, criteria, config, streamer)
         self.is_decoder, self.pad = not model.config.is_encoder_decoder, private.pad_token(config)
         self.first, self._fed, self._end = True, 0, 0  # tokens that the last pass was given, and the place behind them
+        self._open: int | None = None  # tokens that all texts had when a pass ran that nothing was committed of yet
         self.slots: Slots | None = None
         self.past: Rollback | None = None
         self._stack, self.more = ExitStack(), 0
@@ -125,6 +122,7 @@ class GeneratedTexts:
         inputs = self._together(drafts) if self.slots is None else self._several(drafts)
         self._steps.follow(drafts.width == 1 and not was_prompt)
         logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        self._open = min(text.ids.shape[1] for text in self._growing())
         if self.hidden is not None:
             self.hidden.took()
         if was_prompt:
@@ -232,6 +230,7 @@ class GeneratedTexts:
 
     def commit(self, verdicts: Verdicts) -> list[int]:
         """Take the rejected drafts back from the cache."""
+        self._open = None
         if self.hidden is not None:
             self.hidden.keep(self.texts, verdicts, None if self.slots is not None and self._fed else self._end)
         waiting = [-1 for text, found in zip(self.texts, verdicts, strict=True) if found is None and not text.finished]
@@ -276,12 +275,18 @@ class GeneratedTexts:
         return None if is_held else ()
 
     def close(self) -> None:
-        """Leave the model as it was, and the cache as the model's own loop does."""
+        """Leave the model as it was, and the cache as the model's own loop does, also where a text broke off."""
         self._stack.close()
+        broke_off = self._open is not None  # at what a pass said: of that stay the tokens that were no drafts
+        held = max(text.ids.shape[1] for text in self.texts) - 1 if self._open is None else self._open
         if self.past is not None:
+            if broke_off:
+                self.past.keep(min(held, self._end), self._end)
             self.past.close()
         if self.slots is not None:
-            self.slots.close(max(text.ids.shape[1] for text in self.texts) - self.start - 1)
+            if broke_off and self._fed:
+                self.slots.keep([()] * len(self.texts), self._fed)
+            self.slots.close(held - self.start)
 
     def sequences(self) -> torch.Tensor:
         """All texts `[B, N]`, shorter ones padded at their end."""
@@ -290,11 +295,3 @@ class GeneratedTexts:
         return torch.cat(
             [functional.pad(text.ids, (0, end), value=self.pad) for text, end in zip(self.texts, ends, strict=True)]
         )
-
-    def steps(self, name: str) -> tuple[torch.Tensor, ...] | None:
-        """Scores or logits `[B, V]` of each step, 0 for texts that had ended; None where they are not asked for."""
-        kept = [getattr(text, name) for text in self.texts]
-        if kept[0] is None:
-            return None
-        none = torch.zeros_like(kept[0][0])
-        return tuple(torch.cat(step) for step in itertools.zip_longest(*kept, fillvalue=none))

@@ -7,6 +7,7 @@ Each token is chosen as `generate` chooses it, so that the same random state giv
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -240,7 +241,16 @@ def _output(model: Any, texts: GeneratedTexts, config: Any) -> Any:
         return ids
     output: Any = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
     cache = cache_of(texts.kwargs)
-    return output(sequences=ids, scores=texts.steps("scores"), logits=texts.steps("logits"), **cached(cache))
+    return output(sequences=ids, scores=_steps(texts, "scores"), logits=_steps(texts, "logits"), **cached(cache))
+
+
+def _steps(texts: GeneratedTexts, name: str) -> tuple[torch.Tensor, ...] | None:
+    """Scores or logits `[B, V]` of each step, 0 for texts that had ended; None where they are not asked for."""
+    kept = [getattr(text, name) for text in texts.texts]
+    if kept[0] is None:
+        return None
+    none = torch.zeros_like(kept[0][0])
+    return tuple(torch.cat(step) for step in itertools.zip_longest(*kept, fillvalue=none))
 
 
 def fill(report: Report, run: DraftedRun) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, StopStringCriteria
+from transformers import DynamicCache, EncoderDecoderCache, MaxLengthCriteria
 
 from mmaccel import private
 from mmaccel.cache.argument import cache_of
 
-from .generated_text import copied
+from .generated_text import copied, is_of_transformers
 from .passes.rollback import WITH_STATE, can_go_back, reads_on
 from .setting import pass_device, setting, why_adapted, why_no_cache
 
@@ -150,15 +150,15 @@ def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None
         return f"{type(streamer).__name__} is given a token of every text at a time"
     for found in (*processors, *criteria):
         name = type(found).__name__
-        known = type(found).__module__.startswith("transformers.") or getattr(found, "rowwise", False)
+        known = is_of_transformers(found) or getattr(found, "rowwise", False)
         if name in OF_A_BATCH or not known:
             return f"{name} may look at the whole batch: say rowwise = True in its class if it looks at each row alone"
-    for processor in processors:
+    for part in (*processors, *(each for each in criteria if not is_of_transformers(each))):
         try:
-            copied([processor])
+            copied([part])
         except Exception as error:  # of whatever kind: a lock, a generator, a parser of another language
-            return f"{type(processor).__name__} cannot be copied for each text: {error}"
-    strings = any(isinstance(each, StopStringCriteria) for each in criteria)
-    if strings and not any(hasattr(each, "eos_token_id") for each in criteria):
-        return "without eos_token_id a text that met one of its stop_strings is written on until all have ended"
+            return f"{type(part).__name__} cannot be copied for each text: {error}"
+    ends = any(not isinstance(each, MaxLengthCriteria) for each in criteria)
+    if ends and not any(hasattr(each, "eos_token_id") for each in criteria):
+        return "without eos_token_id a text that a stopping criterion ended is written on until all have ended"
     return None

@@ -24,7 +24,20 @@ from starlette.routing import Route
 
 from ..errors import MmaccelError, shown
 from .door import Door
-from .endpoint import GONE, PATIENCE, Answer, Endpoint, Left, Refused, Request, late, message_of, status_of, told
+from .endpoint import (
+    CHECK,
+    GONE,
+    PATIENCE,
+    Answer,
+    Endpoint,
+    Left,
+    Refused,
+    Request,
+    late,
+    message_of,
+    status_of,
+    told,
+)
 from .events import Events
 from .forms import fields_of
 from .keys import Key
@@ -34,6 +47,9 @@ from .sockets import Sockets
 from .worker import Worker
 
 MOST_VALUES = 300_000  # of a request in JSON, a few of which are files as one text each
+AGAIN = {"Retry-After": "5"}
+NEVER = {"x-should-retry": "false"}  # OpenAI's clients would ask twice more for what took too long, or fails
+HEADERS = {500: NEVER, 503: AGAIN, 504: NEVER}
 # A page loads nothing from elsewhere, and no other page may hold it in a frame.
 PAGE = {
     "Content-Security-Policy": "default-src 'self'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline';"
@@ -105,7 +121,7 @@ class Server:
                 *(Route(path, lambda _, page=page: HTMLResponse(page, headers=PAGE)) for path, page in pages),
             ],
             middleware=[Middleware(Door, hosts=hosts)],
-            exception_handlers={MmaccelError: _told, HTTPException: _http, Exception: _failed},
+            exception_handlers={MmaccelError: _told, HTTPException: self._unknown, Exception: _told},
         )
 
     def close(self) -> None:
@@ -150,6 +166,7 @@ class Server:
                 future.add_done_callback(partial(self._count, began))
                 return JSONResponse(self.promises.add(request, future))
             if request.pieces is not None:
+                await _begun(http, request, future, until)
                 status = None
                 return Events(self.endpoint, self.metrics, request, future, began, until)
             made = await _awaited(http, request, future, until)
@@ -166,6 +183,13 @@ class Server:
         finally:
             if status is not None:
                 self.metrics.requests.labels(str(status)).inc()
+
+    async def _unknown(self, http: HttpRequest, error: Exception) -> Response:
+        """What is answered to other paths and ways of asking."""
+        assert isinstance(error, HTTPException)
+        answered = f"POST {self.endpoint.path} (for OpenAI's clients: base_url={http.base_url}v1)"
+        message = f"{error.detail}: {http.url.path}, this server answers {answered}"
+        return JSONResponse(told(error.status_code, message), error.status_code)
 
     def _count(self, began: float, future: Future[Answer]) -> None:
         """A promise that has ended."""
@@ -250,16 +274,22 @@ async def _awaited(http: HttpRequest, request: Request, future: Future[Answer], 
         answer.cancel()
 
 
+async def _begun(http: HttpRequest, request: Request, future: Future[Answer], until: float) -> None:
+    """Wait for the first words of a stream, and raise what comes instead; not for long, as others may be before it."""
+    assert request.pieces is not None
+    until = min(until, time.monotonic() + CHECK)
+    try:
+        while request.pieces.empty() and not future.done() and time.monotonic() < until:
+            if await http.is_disconnected():
+                raise Left
+            await asyncio.sleep(PATIENCE / 10)
+        if request.pieces.empty() and future.done():
+            future.result()
+    except BaseException:
+        request.left.set()
+        raise
+
+
 async def _told(_: HttpRequest, error: Exception) -> Response:
     status = status_of(error)
-    headers = {"Retry-After": "5"} if status == 503 else None
-    return JSONResponse(told(status, message_of(error)), status, headers)
-
-
-async def _http(request: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse(told(error.status_code, f"{error.detail}: {request.url.path}"), error.status_code)
-
-
-async def _failed(_: HttpRequest, error: Exception) -> Response:
-    return JSONResponse(told(500, message_of(error)), 500)
+    return JSONResponse(told(status, message_of(error)), status, HEADERS.get(status))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Answer = dict[str, Any] | str | bytes  # JSON, a text as it is, or a file
 LARGEST_SEED = 2**63 - 1
 PATIENCE = 0.1  # seconds between looks at whether a client is still there, or has more to read
+CHECK = 5.0  # seconds that a stream or a promise waits to begin, so that what is refused until then has its status
 GONE = 499  # nobody reads it; as nginx counts clients that left
 KINDS = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 # Of a file in a request: programs send longer ones than people who try a demo.

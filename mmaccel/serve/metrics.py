@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from ..session import Session
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
+SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)  # long pictures and clips take minutes
 
 
 class Metrics:
@@ -21,7 +22,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         kept: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("mmaccel_requests", "Requests by status of their answer", ["status"], **kept)
-        self.seconds = Histogram("mmaccel_request_seconds", "From a whole request to its answer", **kept)
+        self.seconds = Histogram(
+            "mmaccel_request_seconds", "From a whole request to its answer", buckets=SECONDS, **kept
+        )
         self.waiting = Gauge("mmaccel_waiting", "Requests in the queue", **kept)
         self.running = Gauge("mmaccel_running", "Rows of the batch that runs", **kept)
         self.sockets = Gauge("mmaccel_sockets", "Websockets that are open", **kept)

@@ -13,8 +13,15 @@ from .app import Server, ServerLimits
 from .endpoint import Endpoint
 from .patience import Patience
 
-LARGEST_MESSAGE = 2**20  # bytes, over a websocket
-GRACE = 5  # seconds for answers that are under way when the server is stopped
+UVICORN: dict[str, Any] = {
+    "http": Patience,
+    "log_level": "warning",
+    "server_header": False,
+    "timeout_graceful_shutdown": 5,  # seconds for answers that are under way when the server is stopped
+    "ws_max_size": 16 * 2**20,  # of a message; OpenAI's have up to 15 MiB
+    "ws_max_queue": 1,  # messages that wait to be taken; then their client waits
+    "ws_ping_timeout": 300.0,  # seconds: a pong comes behind samples that wait until those before are heard
+}
 
 
 class _Ending(uvicorn.Server):
@@ -53,10 +60,13 @@ def serve(
     server = Server(endpoint, limits, key, (host, *hosts))
     place = f"[{host}]" if ":" in host else host
     tell(f"mmaccel serves {endpoint.name} on http://{place}:{listening.getsockname()[1]}{endpoint.path}")
-    looks: dict[str, Any] = {"log_level": "warning", "server_header": False, "ws_max_size": LARGEST_MESSAGE}
-    config = uvicorn.Config(server.app, http=Patience, timeout_graceful_shutdown=GRACE, **looks)
     try:
-        _Ending(config, server.close).run(sockets=[listening])
+        _Ending(configured(server), server.close).run(sockets=[listening])
     finally:
         server.close()
         listening.close()
+
+
+def configured(server: Server, **other: Any) -> uvicorn.Config:
+    """How uvicorn runs a server, apart from other settings."""
+    return uvicorn.Config(server.app, **{**UVICORN, **other})

@@ -10,11 +10,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import MmaccelError
+from ..errors import MmaccelError, lacks_memory
 from .endpoint import Answer, Endpoint, Left, Refused, Request
 from .metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
+TOO_LARGE = "there is not enough memory for this: ask for less, such as fewer or smaller pictures, or fewer frames"
 
 
 @dataclass
@@ -157,8 +158,14 @@ class Worker:
                 _log(error)
             traceback.clear_frames(error.__traceback__)
             error.__cause__ = error.__context__ = None  # whose frames would stay as well
-            return error
+            return _told(error)
         return None
+
+
+def _told(error: Exception) -> Exception:
+    """What clients are told of it: one that asked for too much can ask for less."""
+    is_said = isinstance(error, MmaccelError)
+    return Refused(413, TOO_LARGE) if lacks_memory(error) and not is_said else error
 
 
 def _log(error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,28 +10,28 @@ import torch
 
 from .reuse import BranchState, StepReuse
 from .run import SamplerRun
-from .tensors import map_tensors, mean_change, mean_size, plus, predicted
+from .tensors import map_tensors, mean_change, mean_size, predicted
 
 
 @dataclass
 class _Predicted(BranchState):
-    """What one branch remembers; all but the residual only in the branch that decides. `seen` is the last input."""
+    """What one branch remembers; all but the output only in the branch that decides. `seen` is the last input."""
 
     inputs: list[torch.Tensor] = field(default_factory=list)  # of the last computed step
-    outputs: list[torch.Tensor] = field(default_factory=list)
+    output: Any = None
     ratio: float | None = None  # of output change to input change
 
     def predict(self, inputs: list[torch.Tensor], seen: list[torch.Tensor]) -> float:
         """Relative change of the output that follows from the input's change since the last step."""
         assert self.ratio is not None
-        return self.ratio * mean_change(inputs, seen) / max(mean_size(self.outputs), 1e-12)
+        return self.ratio * mean_change(inputs, seen) / max(mean_size(predicted(self.output)), 1e-12)
 
-    def measure(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """Take in the last two computed steps; `inputs` stay as they are."""
-        if self.outputs:
+    def measure(self, inputs: list[torch.Tensor], output: Any) -> None:
+        """Take in a computed step, before its output is remembered; `inputs` stay as they are."""
+        if self.inputs:
             moved = mean_change(inputs, self.inputs)
-            self.ratio = mean_change(outputs, self.outputs) / moved if moved > 0 else None
-        self.inputs, self.outputs = self.seen, outputs
+            self.ratio = mean_change(predicted(output), predicted(self.output)) / moved if moved > 0 else None
+        self.inputs = self.seen
 
 
 class EasyReuse(StepReuse):
@@ -39,7 +39,7 @@ class EasyReuse(StepReuse):
 
     The ratio of output change to input change is measured in the last two computed steps; with it the input change of
     every step predicts the output change. Predictions add up until `threshold`; then a step is computed. Reused steps
-    add to their input what the last computed one added. Lossy, and exact with a threshold of 0.
+    have the output of the last computed one. Lossy, and exact with a threshold of 0.
 
     Parameters
     ----------
@@ -60,36 +60,34 @@ class EasyReuse(StepReuse):
     ...     output, done = cache.answer([x], lambda x=x: 2 * x)
     ...     computed.append(done)
     >>> computed, output.tolist()
-    ([1.0, 1.0, 0.0, 0.0], [4.0, 4.0])
+    ([1.0, 1.0, 0.0, 0.0], [2.0, 2.0])
     """
 
     def __init__(self, run: SamplerRun, threshold: float = 0.05, warmup: int = 5, cooldown: int = 1) -> None:
         super().__init__(run, threshold, warmup, cooldown, _Predicted)
 
-    def answer(self, inputs: list[torch.Tensor], compute: Callable[[], Any], adds: bool = True) -> tuple[Any, float]:
+    def answer(self, inputs: list[torch.Tensor], compute: Callable[[], Any]) -> tuple[Any, float]:
         """The output of a forward pass, and the share of it that was computed: 1 or 0.
 
         Parameters
         ----------
         inputs
-            The tensors that the outputs belong to, in the order of the outputs.
+            The tensors by whose change that of the output is predicted.
         compute
             Runs the model; what it returns may be a tensor, or hold several. Plain dictionaries in it, of keys and
             values that it was given, are handed on as they are.
-        adds
-            Whether a reused step adds to its inputs what the last computed one added (default), or has its outputs.
         """
         self.begin()
         if self.leads:
             self._predict(inputs)
-        bases = iter(inputs if adds else [])
+        state = self.state
         if self.skips:
-            residuals = self.state.residual
-            return map_tensors(lambda residual: plus(residual, _base(residual, bases)), residuals, skip=dict), 0.0
+            return map_tensors(torch.clone, state.output, skip=dict), 0.0
         output = compute()
-        self.computed(map_tensors(lambda x: plus(x, _base(x, bases), -1), output, skip=dict))
         if self.leads:
-            self.state.measure(inputs, [x.clone() for x in predicted(output)])
+            state.measure(inputs, output)
+        state.output = map_tensors(torch.clone, output, skip=dict)  # compiled models write their next output there
+        self.computed()
         return output, 1.0
 
     def _predict(self, inputs: list[torch.Tensor]) -> None:
@@ -99,10 +97,3 @@ class EasyReuse(StepReuse):
         if self.may_reuse and state.ratio is not None:
             state.error += state.predict(inputs, seen)
             self.decide(state.error)
-
-
-def _base(output: torch.Tensor, bases: Iterator[torch.Tensor]) -> torch.Tensor | None:
-    """The input of an output `[B, S, C]`; None where it has another number of tokens: which are its is not known."""
-    base = next(bases, None)
-    differs = base is not None and base.ndim == output.ndim == 3 and base.shape[1] != output.shape[1]
-    return None if differs else base

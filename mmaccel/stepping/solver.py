@@ -70,8 +70,9 @@ def _gap_errors(products: Array, levels: Sequence[float]) -> Array:
     for i in range(steps):
         for j in range(i + 1, steps):
             weights = np.zeros(steps)  # of the velocities in the sum of errors
+            reach = levels[j] - levels[i]
             for k in range(i + 1, j):
-                share = (levels[k] - levels[i]) / (levels[j] - levels[i])
+                share = (levels[k] - levels[i]) / reach if reach else 0.0  # rounded levels may be equal
                 weights[[k, i, j]] += moves[k] * np.array([1, share - 1, -share])
             errors[i, j] = max(0.0, float(weights @ products @ weights)) ** 0.5
     return errors

@@ -15,8 +15,10 @@ class UploadLimits:
     ----------
     upload_bytes, clip_seconds, audio_seconds
         Largest file, and longest clip and recording in it.
+    picture_pixels
+        Most pixels of a picture, by default above those of a phone's photographs.
     frame_pixels, clip_pixels, audio_samples
-        Most pixels of one frame of an upload and of all its frames, and most samples of all channels.
+        Most pixels of one frame of a clip and of all its frames, and most samples of all channels.
     read_seconds, read_bytes
         Time and memory that decoding one upload may take.
     side
@@ -26,6 +28,7 @@ class UploadLimits:
     upload_bytes: int = 64 * 2**20
     clip_seconds: float = 120.0
     audio_seconds: float = 300.0
+    picture_pixels: int = 64 * 10**6
     frame_pixels: int = 4096 * 2304
     clip_pixels: int = 10**10
     audio_samples: int = 192_000 * 600

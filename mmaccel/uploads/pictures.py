@@ -22,9 +22,9 @@ def read_picture(file: Path | BinaryIO, limits: UploadLimits) -> Image.Image:
     """
     try:
         with Image.open(file, formats=READ) as picture:
-            if picture.width * picture.height > limits.frame_pixels:
+            if picture.width * picture.height > limits.picture_pixels:
                 size = f"{picture.width}x{picture.height} pixels"
-                raise SettingError(f"a picture has {size}: {limits.frame_pixels} are enough")
+                raise SettingError(f"a picture has {size}: {limits.picture_pixels} are enough")
             return upright(picture)
     except UNREADABLE as error:
         if isinstance(error, SettingError):

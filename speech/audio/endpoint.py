@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 
-from mmaccel.errors import MissingExtraError, SettingError, unknown_name
-from mmaccel.method import is_number
+from mmaccel.errors import MissingExtraError, unknown_name
+from mmaccel.method import Checked, is_number
 
 from .audio import RATE as RATE  # for those that count frames
 
@@ -31,7 +31,7 @@ class VoiceActivityDetector(Protocol):
 
 
 @dataclass(frozen=True)
-class EndpointPolicy(ABC):
+class EndpointPolicy(Checked, ABC):
     """When a segment of speech starts and ends.
 
     Parameters
@@ -71,11 +71,6 @@ class EndpointPolicy(ABC):
         self._require(is_number(self.padding, 0, 1), "padding", "between 0 and 1 second, such as 0.3")
         allowed = f"between 0 and silence={self.silence} seconds, such as {min(0.2, self.silence)}"
         self._require(is_number(self.tail, 0, self.silence), "tail", allowed)
-
-    def _require(self, holds: bool, setting: str, allowed: str) -> None:
-        if not holds:
-            value = getattr(self, setting)
-            raise SettingError(f"{type(self).__name__}({setting}={value!r}): {setting} must be {allowed}")
 
     def cutting(self, silence: float, longest: float | None = None) -> Self:
         """The same detector with segments that end elsewhere; the tail is no longer than the silence."""

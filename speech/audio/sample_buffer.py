@@ -32,11 +32,6 @@ class SampleBuffer:
         """Position behind the last sample."""
         return self.start + self._last - self._first
 
-    @property
-    def capacity(self) -> int:
-        """Samples that memory is taken for."""
-        return self._samples.numel()
-
     def append(self, samples: torch.Tensor) -> None:
         """Put samples `[n]` behind the last one."""
         count = samples.numel()

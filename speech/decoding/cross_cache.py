@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import DynamicCache
-
-from mmaccel.errors import UnsupportedTargetError
 
 from ..families.projections import split_heads
 
@@ -15,29 +13,11 @@ if TYPE_CHECKING:
     from ..families.adapter import SpeechAdapter
 
 
-@runtime_checkable
-class CrossInput(Protocol):
-    """An adapter that knows what the decoder's cross-attention makes keys and values of."""
-
-    def cross_input(self, hidden_states: torch.Tensor, start: int) -> torch.Tensor:
-        """What the key and value projections get for `hidden_states` `[1, t, D]`, the positions from `start` on."""
-
-
 class CrossCache:
     """Keys and values of the decoder's cross-attention, projected once for each encoder position; exact.
 
     A decoder that starts anew at each update projects all of the audio again in each layer. Here only those positions
     are projected that are new or that changed, such as the last ones while their lookahead was missing.
-
-    Attributes
-    ----------
-    projected
-        Positions projected in all, for statistics.
-
-    Raises
-    ------
-    UnsupportedTargetError
-        On first use, if the adapter has no `cross_input`, or the decoder no layers with `encoder_attn`.
 
     Examples
     --------
@@ -48,7 +28,6 @@ class CrossCache:
     """
 
     def __init__(self) -> None:
-        self.projected = 0
         self._cache = DynamicCache()
         self._states: torch.Tensor | None = None
 
@@ -77,19 +56,9 @@ class CrossCache:
         return int(differs[0]) if len(differs) else both
 
     def _append(self, adapter: SpeechAdapter, hidden_states: torch.Tensor, start: int) -> None:
-        states = _checked(adapter).cross_input(hidden_states, start)
+        states = adapter.cross_input(hidden_states, start)
         for number, layer in enumerate(adapter.target.get_decoder().layers):
             attention = layer.encoder_attn
             projected = [project(states) for project in (attention.k_proj, attention.v_proj)]
             key, value = (split_heads(one, attention.head_dim).contiguous() for one in projected)
             self._cache.update(key, value, number)
-        self.projected += hidden_states.shape[1]
-
-
-def _checked(adapter: SpeechAdapter) -> CrossInput:
-    layers = getattr(adapter.target.get_decoder(), "layers", ())
-    if isinstance(adapter, CrossInput) and all(hasattr(layer, "encoder_attn") for layer in layers):
-        return adapter
-    raise UnsupportedTargetError(
-        f"no growing cross-attention for {type(adapter.target).__name__}: decode without `cache`"
-    )

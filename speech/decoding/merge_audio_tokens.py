@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
-from mmaccel.method import Advice, Method, is_number
+from mmaccel.method import Advice, Method, is_number, is_share
 from mmaccel.patching import hook, wrap_generate
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -72,8 +72,7 @@ class MergeAudioTokens(Method):
     threshold: float = 0.85
 
     def __post_init__(self) -> None:
-        share = is_number(self.keep, 0, 1) and self.keep > 0
-        self._require(share, "keep", "above 0 and at most 1, a share of the audio tokens")
+        self._require(is_share(self.keep), "keep", "above 0 and at most 1, a share of the audio tokens")
         self._require(is_number(self.threshold, -1, 1), "threshold", "from -1 to 1, a cosine similarity")
 
     @property

@@ -19,7 +19,6 @@ from mmaccel.patching import intercept_attention
 from mmaccel.private import attention_name, uses_attention_interface
 
 from ..families.projections import split_heads
-from .cross_cache import CrossInput
 
 if TYPE_CHECKING:
     from ..families.adapter import SpeechAdapter
@@ -162,14 +161,10 @@ def _project(adapter: SpeechAdapter, states: Sequence[torch.Tensor], caches: Seq
     if not new:
         return
     lengths = [state.shape[1] for state, _ in new]
-    packed = torch.cat([_cross_input(adapter, state) for state, _ in new], 1)
+    packed = torch.cat([adapter.cross_input(state, 0) for state, _ in new], 1)
     for number, layer in enumerate(adapter.target.get_decoder().layers):
         attention = layer.encoder_attn
         pair = (split_heads(project(packed), attention.head_dim) for project in (attention.k_proj, attention.v_proj))
         for (_, cache), key, value in zip(new, *(one.split(lengths, 2) for one in pair), strict=True):
             cache.cross_attention_cache.update(key.contiguous(), value.contiguous(), number)
             cache.is_updated[number] = True
-
-
-def _cross_input(adapter: SpeechAdapter, states: torch.Tensor) -> torch.Tensor:
-    return adapter.cross_input(states, 0) if isinstance(adapter, CrossInput) else states

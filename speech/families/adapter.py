@@ -171,6 +171,10 @@ class SpeechAdapter(Adapter):
         """The decoder behind a piece of audio."""
         return CrossPasses(self, encoded, cache)
 
+    def cross_input(self, hidden_states: torch.Tensor, start: int) -> torch.Tensor:
+        """What the cross-attention's projections get for states `[1, t, D]` of the positions from `start` on."""
+        return hidden_states
+
     def _check_samples(self, samples: torch.Tensor) -> float:
         """Seconds of samples `[n]`; `AudioError` if they are none, or too many."""
         if samples.ndim != 1 or not samples.numel():

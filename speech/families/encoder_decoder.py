@@ -82,7 +82,7 @@ class EncoderDecoderAdapter(WrittenAdapter):
             return []
         times = self._boundaries(encoded, tokens, prompt)
         ends = times[1:]
-        return without_leading_silence(words_of(self, self._processor().tokenizer, tokens, times, ends))
+        return without_leading_silence(words_of(self.text, self._processor().tokenizer, tokens, times, ends))
 
     def attention(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> torch.Tensor:
         """Where the speech of each token is: scores `[tokens + 1, frames]`, the last row for what follows them.

@@ -60,7 +60,7 @@ class MoonshineStreamingAdapter(EncoderDecoderAdapter):
         return {layer: list(range(config.num_attention_heads)) for layer in range(config.num_hidden_layers)}
 
     def cross_input(self, hidden_states: torch.Tensor, start: int) -> torch.Tensor:
-        """States `[1, t, D]` from position `start` on, with learned places, as the cross-attention gets them."""
+        """States with learned places added, projected to the decoder's width."""
         decoder = self.target.get_decoder()
         places = torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)
         projected: torch.Tensor = decoder.proj(hidden_states + decoder.pos_emb(places))

@@ -11,6 +11,7 @@ from mmaccel.cache.argument import cache_of, cached
 from mmaccel.errors import SettingError
 
 from ..decoding.transducer_greedy import EmittedToken, TransducerGreedy
+from .timed import as_states, timed
 
 
 class NemotronStream:
@@ -62,6 +63,14 @@ class NemotronStream:
         self._samples = torch.zeros(extractor.n_fft // 2, device="cpu")
         self._caches: dict[str, Any] = {}
         self._greedy = TransducerGreedy(model)
+
+    def push(self, samples: torch.Tensor) -> torch.Tensor:
+        """The new tokens of :meth:`hear` as rows `[1, t, 3]` of token, first and last sample."""
+        return as_states(timed(self.hear(samples), self.model, self.processor))
+
+    def peek(self) -> torch.Tensor:
+        """The rows `[1, t, 3]` that would follow if the audio ended now; the stream goes on as before."""
+        return as_states(timed(self.ahead().rest(), self.model, self.processor))
 
     @torch.no_grad()
     def hear(self, samples: torch.Tensor) -> list[EmittedToken]:

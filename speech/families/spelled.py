@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ..stream.units import is_unspaced, units
 from .adapter import Word
 
 WORD_STARTS = ("Ġ", "▁", " ")  # how byte-level, SentencePiece and Mistral's tokens say that a space comes before
 LOST = "\ufffd"  # what part of a character's bytes is decoded to
-
-
-class Texts(Protocol):
-    """What makes a text of tokens, such as an adapter."""
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+Decode = Callable[[Sequence[int]], str]  # tokens to their text
 
 
 def words_of(
-    texts: Texts, tokenizer: Any, tokens: Sequence[int], starts: Sequence[float], ends: Sequence[float]
+    decode: Decode, tokenizer: Any, tokens: Sequence[int], starts: Sequence[float], ends: Sequence[float]
 ) -> list[Word]:
     """The words of tokens of which each has its time.
 
     Parameters
     ----------
-    texts
-        Makes a text of tokens.
+    decode
+        Makes a text of tokens, as :meth:`SpeechAdapter.text`.
     tokenizer
         Its names of tokens say where words begin; in scripts without spaces each character does.
     tokens
@@ -35,12 +29,12 @@ def words_of(
     starts, ends
         Seconds of each token.
     """
-    spans = word_spans(texts, tokenizer, tokens) if len(tokens) else []
-    made = (_word(texts, tokens, starts, ends, first, last) for first, last in spans)
+    spans = word_spans(decode, tokenizer, tokens) if len(tokens) else []
+    made = (_word(decode, tokens, starts, ends, first, last) for first, last in spans)
     return [word for word in made if word is not None]
 
 
-def word_spans(texts: Texts, tokenizer: Any, tokens: Sequence[int]) -> list[tuple[int, int]]:
+def word_spans(decode: Decode, tokenizer: Any, tokens: Sequence[int]) -> list[tuple[int, int]]:
     """First token of each word, and the one after its last."""
     names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(tokens))]
     between = getattr(tokenizer, "word_delimiter_token", None)  # of letters, such as Wav2Vec2's
@@ -49,17 +43,17 @@ def word_spans(texts: Texts, tokenizer: Any, tokens: Sequence[int]) -> list[tupl
         for place, name in enumerate(names)
         if place == 0 or name.startswith(WORD_STARTS) or (between is not None and names[place - 1] == between)
     }
-    if is_unspaced(texts.text(tokens)):
-        begun.update(_unspaced_starts(texts, tokens))
+    if is_unspaced(decode(tokens)):
+        begun.update(_unspaced_starts(decode, tokens))
     starts = sorted(begun)
     return list(zip(starts, [*starts[1:], len(tokens)], strict=True))
 
 
-def _unspaced_starts(texts: Texts, tokens: Sequence[int]) -> Iterator[int]:
+def _unspaced_starts(decode: Decode, tokens: Sequence[int]) -> Iterator[int]:
     """Tokens that begin a unit, of which no name tells it; those that hold the bytes of one character are as one."""
     before, start = "", 0
     for end in range(1, len(tokens) + 1):
-        text = texts.text(tokens[start:end])
+        text = decode(tokens[start:end])
         if text.endswith(LOST):
             continue
         if len(units(before + text)) > len(units(before)):
@@ -68,14 +62,14 @@ def _unspaced_starts(texts: Texts, tokens: Sequence[int]) -> Iterator[int]:
 
 
 def _word(
-    texts: Texts, tokens: Sequence[int], starts: Sequence[float], ends: Sequence[float], first: int, last: int
+    decode: Decode, tokens: Sequence[int], starts: Sequence[float], ends: Sequence[float], first: int, last: int
 ) -> Word | None:
     """A word ends where its punctuation begins, since a pause follows that."""
-    text = texts.text(tokens[first:last])
+    text = decode(tokens[first:last])
     if not text:
         return None
     end = last
-    while end > first + 1 and _letters(texts.text(tokens[first : end - 1])) == _letters(text):
+    while end > first + 1 and _letters(decode(tokens[first : end - 1])) == _letters(text):
         end -= 1
     return Word(text, starts[first], ends[end - 1])
 

@@ -14,6 +14,7 @@ from ..audio.growing_audio import AudioStream, GrowingAudio
 from ..decoding.cross_cache import CrossCache
 from ..decoding.gathering import Gathering
 from ..decoding.redecode import Hypothesis
+from ..decoding.transducer_greedy import EmittedToken
 from .adapter import Encoded, SpeechAdapter, Word
 from .spelled import words_of
 
@@ -31,6 +32,12 @@ def as_states(tokens: Iterable[TimedToken]) -> torch.Tensor:
     """Tokens as rows `[1, n, 3]`, as :class:`Encoded` carries them."""
     rows = [[one.token, one.start, one.end] for one in tokens]
     return torch.tensor(rows, dtype=torch.long).reshape(1, len(rows), 3)
+
+
+def timed(emissions: Iterable[EmittedToken], model: Any, processor: Any) -> list[TimedToken]:
+    """Tokens of a transducer with their samples, of which each frame of its encoder has as many."""
+    size = int(processor.feature_extractor.hop_length * model.config.encoder_config.subsampling_factor)
+    return [TimedToken(one.token, one.frame * size, one.end * size) for one in emissions]
 
 
 class TimedAdapter(SpeechAdapter):
@@ -71,7 +78,7 @@ class TimedAdapter(SpeechAdapter):
     def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
         rows = encoded.hidden_states[0].tolist()
         starts, ends = ([row[column] / self.sample_rate for row in rows] for column in (1, 2))
-        return words_of(self, self._processor().tokenizer, [row[0] for row in rows], starts, ends)
+        return words_of(self.text, self._processor().tokenizer, [row[0] for row in rows], starts, ends)
 
     def _features(self, samples: torch.Tensor) -> dict[str, Any]:
         """What the processor makes of samples, on the model's device and in its precision."""

@@ -11,11 +11,11 @@ import torch
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import unknown_name
 
-from ..decoding.transducer_greedy import EmittedToken, TransducerGreedy
+from ..decoding.transducer_greedy import TransducerGreedy
 from .adapter import AUTO, Encoded
 from .nemotron import NemotronStream
 from .rows import STREAMING_TRANSDUCERS, TRANSDUCERS
-from .timed import StreamedAdapter, TimedToken, WholeAdapter, as_states
+from .timed import StreamedAdapter, TimedToken, WholeAdapter, timed
 
 _NO_DECODER = "its joint network is asked about many frames at once, so nothing of it can be drafted or left out"
 
@@ -36,7 +36,7 @@ class TransducerAdapter(WholeAdapter):
         output = self.target.get_audio_features(**self._features(samples), output_attention_mask=True)
         frames, mask = output.pooler_output, output.attention_mask
         frames = frames if mask is None else frames[:, : int(mask.sum())]
-        return timed(TransducerGreedy(self.target).say(frames), frame_samples(self.target, self._processor()))
+        return timed(TransducerGreedy(self.target).say(frames), self.target, self._processor())
 
     def text(self, tokens: Sequence[int]) -> str:
         return each_told(self._processor().tokenizer, tokens)
@@ -87,42 +87,16 @@ class StreamingTransducerAdapter(StreamedAdapter):
     def language_of(self, encoded: Encoded) -> str:
         return self.language
 
-    def begin(self) -> TransducerFrames:
+    def begin(self) -> NemotronStream:
         known = getattr(self._processor(), "prompt_dictionary", None)
         told = {} if known is None else {"prompt_ids": torch.tensor([self._prompt_id(known)])}
-        stream = NemotronStream(self.target, self._processor(), self.lookahead, **told)
-        return TransducerFrames(stream, frame_samples(self.target, self._processor()))
+        return NemotronStream(self.target, self._processor(), self.lookahead, **told)
 
     def text(self, tokens: Sequence[int]) -> str:
         return each_told(self._processor().tokenizer, tokens)
 
     def _prompt_id(self, known: Mapping[str, int]) -> int:
         return int(known[self.language] if self.language else self.target.config.default_prompt_id)
-
-
-class TransducerFrames:
-    """Tokens of audio as it comes, as rows of token, first and last sample.
-
-    Attributes
-    ----------
-    samples
-        Samples taken in.
-    """
-
-    def __init__(self, stream: NemotronStream, size: int) -> None:
-        self._stream, self._size = stream, size
-
-    @property
-    def samples(self) -> int:
-        return self._stream.samples
-
-    def push(self, samples: torch.Tensor) -> torch.Tensor:
-        """Take in `samples` `[n]`; returns the tokens `[1, t, 3]` that they complete."""
-        return as_states(timed(self._stream.hear(samples), self._size))
-
-    def peek(self) -> torch.Tensor:
-        """The tokens `[1, t, 3]` that would follow if the audio ended now; the stream goes on as before."""
-        return as_states(timed(self._stream.ahead().rest(), self._size))
 
 
 def each_told(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -133,13 +107,3 @@ def each_told(tokenizer: Any, tokens: Sequence[int]) -> str:
     groups = "group_tokens" in inspect.signature(getattr(tokenizer, "_decode", tokenizer.decode)).parameters
     told = {"group_tokens": False} if groups else {}
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True, **told)).strip()
-
-
-def timed(emissions: Sequence[EmittedToken], size: int) -> list[TimedToken]:
-    """Tokens with their samples, where a frame has `size`."""
-    return [TimedToken(one.token, one.frame * size, one.end * size) for one in emissions]
-
-
-def frame_samples(model: Any, processor: Any) -> int:
-    """Samples that one frame of the encoder stands for."""
-    return int(processor.feature_extractor.hop_length * model.config.encoder_config.subsampling_factor)

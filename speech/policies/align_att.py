@@ -5,28 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol, runtime_checkable
-
-import torch
+from typing import Any
 
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import is_number
 
-from ..families.adapter import Encoded, SpeechAdapter
+from ..families.adapter import SpeechAdapter
 from ..stream.units import units
 from .policy import Commitment, SegmentHypothesis, StreamingPolicy
-
-
-@runtime_checkable
-class Attentive(Protocol):
-    """An adapter that tells where the decoder looked."""
-
-    @property
-    def frame_seconds(self) -> float:
-        """Seconds of audio per encoder position."""
-
-    def attention(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> torch.Tensor:
-        """Scores `[tokens + 1, T]`: row `i` is of the position that draws token `i`."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +54,7 @@ class AlignAtt(StreamingPolicy):
         self._require(is_number(self.rewind, 0.1, 60), "rewind", "between 0.1 and 60 seconds, such as 4.0")
 
     def check(self, adapter: SpeechAdapter) -> None:
-        if not isinstance(adapter, Attentive):
+        if not hasattr(adapter, "attention"):
             name = type(adapter.target).__name__
             raise UnsupportedTargetError(
                 f"AlignAtt() needs the decoder's cross-attention, which the adapter of {name} does not give:"
@@ -105,8 +91,7 @@ class _Aligned(Commitment):
         if not rest:
             return 0
         self.passes = 1
-        adapter = hypothesis.adapter
-        assert isinstance(adapter, Attentive)
+        adapter: Any = hypothesis.adapter
         scores = adapter.attention(hypothesis.encoded, hypothesis.tokens, hypothesis.prompt)[: len(hypothesis.tokens)]
         times = [frame * adapter.frame_seconds for frame in scores.argmax(-1).tolist()]
         settled = hypothesis.tokens[: self.policy.settled(times, hypothesis.encoded.seconds)]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mmaccel.errors import SettingError
+from mmaccel.method import Checked
 
 from ..families.adapter import Encoded, SpeechAdapter
 from ..stream.units import behind, covered, units
@@ -75,7 +74,7 @@ class Commitment(ABC):
         """How many units of `rest` stay: those of `said`, the hypothesis, that are not committed yet."""
 
 
-class StreamingPolicy(ABC):
+class StreamingPolicy(Checked, ABC):
     """Base of the policies; subclasses are frozen dataclasses, whose fields are the settings."""
 
     @abstractmethod
@@ -84,8 +83,3 @@ class StreamingPolicy(ABC):
 
     def check(self, adapter: SpeechAdapter) -> None:  # noqa: B027  optional, most policies fit every recogniser
         """Raise `UnsupportedTargetError` if a recogniser cannot serve this policy."""
-
-    def _require(self, holds: bool, setting: str, allowed: str) -> None:
-        if not holds:
-            value: Any = getattr(self, setting)
-            raise SettingError(f"{type(self).__name__}({setting}={value!r}): {setting} must be {allowed}")

@@ -17,7 +17,10 @@ from ..stream.recognizer import StreamingRecognizer
 from .listening import Listening, asked, pause
 
 # What other recognisers can be asked for, and this one writes as it is.
-IGNORED = ("punctuate", "smart_format", "vad_events", "tag", "version")
+IGNORED = ("punctuate", "smart_format", "filler_words", "no_delay", "tag", "version", "mip_opt_out")
+UNSENT = ("vad_events", "utterance_end_ms")  # ask for messages that never come
+UNABLE = ("diarize", "multichannel", "profanity_filter", "numerals")
+CONFIDENCE = {"confidence": 1.0}  # not measured; clients need one, and some leave out words with a low one
 
 
 async def talk(connection: Connection, recognizer: StreamingRecognizer, name: str) -> None:
@@ -52,14 +55,29 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     rate, channels = whole(fields, "sample_rate", 16_000, RATES[1]), whole(fields, "channels", 1, 8)
     silence = _silence(fields.take("endpointing", "false"))
     has_partials = fields.take("interim_results", "false") == "true"
-    fields.only("encoding", "linear16")
+    check_raw(fields)
     fields.only("model", None, name)
     language = fields.take("language")
-    for ignored in IGNORED:
+    for ignored in (*IGNORED, *UNSENT):
         fields.take(ignored)
+    for unable in UNABLE:
+        fields.only(unable, "false")
     fields.end()
     listens = recognizer.told(language, silence=silence)
     return Listening(listens, rate, channels, 0.5 if has_partials else None), has_partials
+
+
+def check_raw(fields: Fields) -> None:
+    """Refuse recordings in a container, such as WebM: a client that names no encoding sends one."""
+    given = fields.take("encoding")
+    if given != "linear16":
+        named = "encoding is missing" if given is None else f"encoding={shown(given)}"
+        raise SettingError(f"{named}: this server takes raw 16-bit samples, say encoding=linear16")
+
+
+def words_of(final: Final) -> list[dict[str, Any]]:
+    """The words of a final, as Deepgram's messages have them."""
+    return [{"word": word.text.strip(), "start": word.start, "end": word.end, **CONFIDENCE} for word in final.words]
 
 
 def whole(fields: Fields, name: str, default: int, most: int) -> int:
@@ -86,9 +104,9 @@ def _results(
     found = []
     for before, event, after in zip([None, *events], events, [*events[1:], None], strict=False):
         if isinstance(event, Final):
-            words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in event.words]
             reached, is_open = event.end, not (isinstance(before, Endpoint) or flushed)
-            found.append(_final(event.text, words, event.start, event.end, ends=not is_open, from_finalize=flushed))
+            lasts = {"start": event.start, "end": event.end}
+            found.append(_final(event.text, words_of(event), **lasts, ends=not is_open, from_finalize=flushed))
         elif isinstance(event, Endpoint) and is_open and not isinstance(after, Final):
             is_open = False
             found.append(_final("", [], reached, max(event.time, reached), ends=True, from_finalize=flushed))
@@ -105,5 +123,5 @@ def _final(text: str, words: list[Any], start: float, end: float, *, ends: bool,
 
 
 def _result(text: str, words: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    said = {"alternatives": [{"transcript": text.strip(), "words": words}]}
+    said = {"alternatives": [{"transcript": text.strip(), "words": words, **CONFIDENCE}]}
     return {"type": "Results", "channel_index": [0, 1], "channel": said, **more}

@@ -14,7 +14,7 @@ from ..audio.wav_header import RATES
 from ..stream.events import Eager, Endpoint, Event, Final, Partial, Resumed
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.units import joined_text
-from .deepgram import whole
+from .deepgram import check_raw, whole, words_of
 from .listening import Listening, asked
 
 # Thresholds of a model's own likelihood of an end, which this recogniser does not have, a pause longer than what ends a
@@ -43,7 +43,7 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     """What listens as the address asks for it; early ends are told where it has a threshold for them."""
     fields = Fields(query)
     rate = whole(fields, "sample_rate", 16_000, RATES[1])
-    fields.only("encoding", "linear16")
+    check_raw(fields)
     fields.only("model", None, name)
     is_eager = fields.take("eager_eot_threshold") is not None
     language = fields.take("language_hint")
@@ -103,7 +103,7 @@ class Turns:
 
     def _final(self, final: Final, time: float) -> list[dict[str, Any]]:
         self._texts += [final.text] if final.text else []
-        self._words += [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in final.words]
+        self._words += words_of(final)
         return self._end(time) if self._paused else []
 
     def _spoken(self, event: str, text: str, time: float) -> list[dict[str, Any]]:

@@ -23,8 +23,7 @@ from mmaccel.report import Report
 from mmaccel.session import Session
 
 from ..audio.endpoint import RATE, EndpointPolicy
-from ..audio.recordings import word_errors
-from ..comparing import CHANGED, ERRORS, SAME, checked_texts, name_of, recording, spoken
+from ..comparing import CHANGED, ERRORS, SAME, checked_texts, judged_texts, name_of, recording, spoken
 from ..decoding.cross_cache import CrossCache
 from ..decoding.redecode import Hypothesis
 from ..families.adapter import Encoded
@@ -122,7 +121,7 @@ class StreamTrial(BaseTrial):
         self.names, self.recordings = zip(
             *(recording(item, number) for number, item in enumerate(audio, 1)), strict=True
         )
-        self.references = None if reference is None else checked_texts(reference, len(self.names))
+        self.references = checked_texts(reference, len(self.names))
         for name, samples in zip(self.names, self.recordings, strict=True):
             spoken(name, samples, streams.endpoint)
         super().__init__(StreamAdapter(streams), {"audio": list(self.names), "update_interval": UPDATE})
@@ -157,11 +156,8 @@ class StreamTrial(BaseTrial):
         return one.events == other.events
 
     def judge(self, plain: Streamed, other: Streamed) -> dict[str, float]:
-        before, after = plain.texts, other.texts
-        found = {} if self.references is None else {ERRORS.key: word_errors(self.references, after)}
-        found |= {} if other.lag is None else {LAG.key: other.lag}
-        same = sum(one == two for one, two in zip(before, after, strict=True)) / len(before)
-        return {**found, CHANGED.key: word_errors(before, after), SAME.key: same}
+        found = judged_texts(self.references, plain.texts, other.texts)
+        return found if other.lag is None else {**found, LAG.key: other.lag}
 
     def show(self, output: Streamed) -> Shown:
         return Shown(texts=output.texts, names=list(self.names))

@@ -12,7 +12,7 @@ from typing import Any
 
 from mmaccel.errors import SettingError
 from mmaccel.files.output import replacing
-from mmaccel.method import is_count, is_number
+from mmaccel.method import Checked, is_count, is_number
 
 from ..families.adapter import Word
 from .balanced import balanced
@@ -32,7 +32,7 @@ class Cue:
 
 
 @dataclass(frozen=True)
-class SubtitleLayout:
+class SubtitleLayout(Checked):
     """How subtitles are cut (defaults: the BBC's and Netflix's guidelines for English, 2024).
 
     Parameters
@@ -59,16 +59,12 @@ class SubtitleLayout:
     reading_speed: float = 20.0
 
     def __post_init__(self) -> None:
-        allowed: dict[str, tuple[bool, str]] = {
-            "width": (is_count(self.width, 10, 200), "between 10 and 200 characters, such as 42"),
-            "lines": (is_count(self.lines, 1, 10), "between 1 and 10, such as 2"),
-            "longest": (is_number(self.longest, 1, 60), "between 1 and 60 seconds, such as 7.0"),
-            "shortest": (is_number(self.shortest, 0, self.longest), "between 0 and `longest`, such as 1.0"),
-            "reading_speed": (is_number(self.reading_speed, 1, 1000), "between 1 and 1000 characters, such as 20.0"),
-        }
-        for name, (holds, text) in allowed.items():
-            if not holds:
-                raise SettingError(f"SubtitleLayout({name}={getattr(self, name)!r}): {name} must be {text}")
+        self._require(is_count(self.width, 10, 200), "width", "between 10 and 200 characters, such as 42")
+        self._require(is_count(self.lines, 1, 10), "lines", "between 1 and 10, such as 2")
+        self._require(is_number(self.longest, 1, 60), "longest", "between 1 and 60 seconds, such as 7.0")
+        self._require(is_number(self.shortest, 0, self.longest), "shortest", "between 0 and `longest`, such as 1.0")
+        speed = is_number(self.reading_speed, 1, 1000)
+        self._require(speed, "reading_speed", "between 1 and 1000 characters, such as 20.0")
 
     def wrap(self, text: str) -> list[str]:
         """As few lines as hold a text, of about the same length, the last of more than one word if that is possible."""

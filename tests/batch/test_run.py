@@ -111,7 +111,7 @@ def test_an_option_of_several_lines_is_the_same_the_next_time(tmp_path):
 
 
 def test_a_file_that_changes_while_its_output_is_made_is_noticed(tmp_path, monkeypatch):
-    file, kind = tmp_path / "a", type(COMMAND.batching())
+    file, kind = tmp_path / "a", type(COMMAND.batching)
     file.write_text("x")
     found, make = [Item("00", {"text": str(file)}, files=("text",))], kind.make
     monkeypatch.setattr(kind, "make", lambda *given: make(*given) or file.write_text("y"))
@@ -189,7 +189,7 @@ from mmaccel.batch.folder import OutputFolder
 from mmaccel.batch.items import read_items
 command, usual = EchoCommand(), argparse.Namespace(times=1, journal=sys.argv[3], pause=0.02)
 usual.model = "toy"
-items = read_items(Path(sys.argv[1]), command.batching())
+items = read_items(Path(sys.argv[1]), command.batching)
 with OutputFolder(Path(sys.argv[2]), {}, ".txt") as folder:
     run.run(items, folder, command, usual, run.here(command, usual))
 """
@@ -208,7 +208,7 @@ def test_killed_three_times_it_ends_with_every_output_once(tmp_path):
                 time.sleep(0.005)
             process.kill()
         assert stage <= len(list(out.glob("*.txt"))) < count
-    found = read_items(path, COMMAND.batching())
+    found = read_items(path, COMMAND.batching)
     with OutputFolder(out, {}, ".txt") as folder:
         outcome = run.run(found, folder, COMMAND, usual(), run.here(COMMAND, usual()))
     assert outcome.made + outcome.before == count and not outcome.failures

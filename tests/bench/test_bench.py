@@ -683,3 +683,20 @@ def test_a_picture_shows_goals_worst_seeds_and_which_way_is_up(tmp_path):
     assert axes.yaxis.get_major_formatter()(0.5) == "50%" and axes.xaxis.get_major_formatter()(0.5) != "50%"
     assert axes.texts[-1].get_text() == "offline: the reference for the others"
     assert list(axes.lines[-1].get_xdata()) == [2.0] and list(axes.lines[-1].get_ydata()) == [high]
+
+
+def test_of_many_methods_those_of_the_index_are_named(monkeypatch):
+    monkeypatch.setattr(plots, "draw", lambda lines, around, path: [(line.label, line.kind) for line in lines])
+    benchmark = dataclasses.replace(BENCHMARK, section=dataclasses.replace(SECTION, series=lambda row: row["method"]))
+    rows = [questions("vlm.Best", 3.0, 0.9), *(questions(f"vlm.M{n}", 2.0, 0.8) for n in range(plots.MOST_LABELS - 1))]
+    assert plot(benchmark, result(*rows), "")[1] == ("M0", "method")
+    lines = plot(benchmark, result(*rows, questions("fewer frames", 4.0, 0.5)), "")
+    assert lines == [("Best", "method"), *[("", "other")] * (plots.MOST_LABELS - 1), ("fewer frames", "simple")]
+
+
+@pytest.mark.parametrize(("fastest", "scale", "begin"), ((0.09, "linear", 0), (0.04, "log", 0.04 / 1.6)))
+def test_times_far_apart_are_drawn_in_equal_ratios(tmp_path, fastest, scale, begin):
+    lines = [Series("m", (Mark(fastest, 0.9), Mark(0.4, 0.8)))]
+    axes = draw(lines, Axes("t", "q", plain=1.0), tmp_path / "x.png").axes[0]
+    assert axes.get_xscale() == scale and axes.get_xlim()[0] == pytest.approx(begin)
+    assert axes.xaxis.get_major_formatter()(0.5) == "50%"

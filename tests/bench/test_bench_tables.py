@@ -1,5 +1,7 @@
 """Which rows the index shows, and how a result stands in a page and on a terminal."""
 
+import dataclasses
+
 import pytest
 
 from mmaccel.bench import pages, selection
@@ -139,6 +141,25 @@ def test_a_page_has_its_texts_with_figures_and_its_plot_beside_it(tmp_path):
         "## What limits each",
         "7 limits\n",
     ]
+
+
+def test_a_page_without_a_plot_of_its_own_shows_quality_against_time(tmp_path):
+    section = dataclasses.replace(PLAIN, plot="points against time", quality="points")
+    made = Benchmark("x", "T", None, section, "Read.\n\n{plot}", lambda rows: {}, "")
+    made.write_page({"header": HEADER, "rows": [row("plain", 1.0), row("a")]}, tmp_path / "y.md")
+    assert "![points against time](y.png)" in (tmp_path / "y.md").read_text()
+    assert (tmp_path / "y.png").stat().st_size > 5000
+    made.write_page({"header": HEADER, "rows": [row("a", quality=None)]}, tmp_path / "short.md")
+    assert "png" not in (tmp_path / "short.md").read_text() and not (tmp_path / "short.png").exists()
+
+
+def test_a_script_that_measures_computes_on_as_many_threads_as_it_is_told(monkeypatch):
+    threads = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    for words in ([], ["--threads", "3"]):
+        told = pages.measuring(pages.output_parser("about"), ["--output", "x", *words])
+        assert str(told.output) == "x"
+    assert threads == [1, 3]
 
 
 @pytest.mark.parametrize("full", (True, False))

@@ -4,8 +4,9 @@ import argparse
 import asyncio
 import queue
 import socket
+import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -172,6 +173,46 @@ def test_what_a_replica_refuses_of_a_stream_or_a_promise_has_its_status(answerin
             assert post(address, text=text, stream=answering is Echo).status_code == status
 
 
+def test_what_a_stream_is_refused_for_once_it_runs_has_its_status_too(monkeypatch):
+    def refuses(self, requests):
+        raise PromptError("it is too long")
+
+    monkeypatch.setattr(Echo, "answer", refuses)
+    with listening(remote(Handle())) as (_, address):
+        answer = post(address, text="hi", stream=True)
+    assert answer.status_code == 400 and answer.json()["error"]["message"] == "it is too long"
+
+
+def test_requests_at_work_are_told_from_those_that_wait(monkeypatch):
+    began, may = threading.Semaphore(0), threading.Semaphore(0)
+
+    def answer(self, requests):
+        began.release()
+        may.acquire(timeout=30)
+        return [{"text": request.text} for request in requests]
+
+    monkeypatch.setattr(Echo, "answer", answer)
+    with listening(remote(Handle(), running=4)) as (server, address), ThreadPoolExecutor() as pool:
+
+        def told(*expected):
+            gauges = server.metrics.running, server.metrics.waiting
+            for _ in range(1000):
+                found = tuple(gauge._value.get() for gauge in gauges)
+                if found == expected:
+                    return
+                time.sleep(0.01)
+            raise AssertionError(f"{found} in place of {expected}")
+
+        asked = [pool.submit(post, address, text="hi") for _ in range(3)]
+        assert began.acquire(timeout=30)
+        told(1, 2)
+        may.release()
+        told(1, 1)
+        may.release(2)
+        assert [one.result().status_code for one in asked] == [200] * 3
+        told(0, 0)
+
+
 def test_a_promise_does_not_wait_long_for_a_replica(monkeypatch):
     monkeypatch.setattr(forwarding, "CHECK", 0.1)
     with listening(RemoteEndpoint("echo", Clip, Handle(slow=True), (Lost,), 2, None)) as (server, address):
@@ -247,7 +288,7 @@ def test_a_cluster_that_was_here_and_has_ended_is_told(tmp_path, monkeypatch):
     assert connection._check("auto") is None
 
 
-def test_a_worker_says_why_it_cannot_work(tmp_path):
+def test_a_worker_says_why_it_cannot_work(tmp_path, monkeypatch):
     from toy_batch import EchoCommand
 
     given = argparse.Namespace(model="toy")
@@ -259,7 +300,7 @@ def test_a_worker_says_why_it_cannot_work(tmp_path):
     (tmp_path / ".mmaccel/mark").touch()
     worker = BatchWorker(EchoCommand(), given, tmp_path, "mark", "")
     assert worker.ready() == ""
-    worker.batching.files = ("reference",)
+    monkeypatch.setattr(worker.batching, "files", ("reference",))
     made = worker.make(Task(Item("a", {"text": "a", "reference": str(tmp_path / "none.wav")}), tmp_path / "a.txt"))
     assert "does not see" in made.error and "none.wav" in made.error
     given.model = "none"

@@ -19,6 +19,7 @@ from mmaccel.modality import get_modality
 from mmaccel.serve.app import ServerLimits
 
 RATE = 16_000
+RAW = "/v1/listen?encoding=linear16"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_streams_at_once_say_what_one_model_does(served, chunks):
     expected = [event.text for event in events if isinstance(event, speech.Final)]
 
     def talk(_):
-        with connect(f"{address}/v1/listen?sample_rate={RATE}", open_timeout=60) as line:
+        with connect(f"{address}{RAW}&sample_rate={RATE}", open_timeout=60) as line:
             return words(line, chunks)
 
     with ThreadPoolExecutor(4) as pool:
@@ -75,7 +76,7 @@ def test_what_a_replica_refuses_is_refused_before_it_is_opened(served):
     with pytest.raises(InvalidStatus) as refused:
         connect(f"{address}/v1/listen?encoding=opus", open_timeout=60)
     assert refused.value.response.status_code == 400 and b"encoding='opus'" in refused.value.response.body
-    with connect(f"{address}/v1/listen", open_timeout=60) as line:
+    with connect(f"{address}{RAW}", open_timeout=60) as line:
         line.send("hello")
         with pytest.raises(ConnectionClosed) as closed:
             line.recv(timeout=60)
@@ -85,14 +86,14 @@ def test_what_a_replica_refuses_is_refused_before_it_is_opened(served):
 def test_a_client_that_leaves_frees_its_place(served, chunks):
     server, address = served
     for _ in range(6):
-        line = connect(f"{address}/v1/listen", open_timeout=60)
+        line = connect(f"{address}{RAW}", open_timeout=60)
         line.send(chunks[0])
         line.socket.close()  # without a word
     until = time.monotonic() + 30
     while server.metrics.sockets._value.get() and time.monotonic() < until:
         time.sleep(0.05)
     assert server.metrics.sockets._value.get() == 0
-    with connect(f"{address}/v1/listen", open_timeout=60) as line:
+    with connect(f"{address}{RAW}", open_timeout=60) as line:
         assert words(line, chunks)
 
 
@@ -100,7 +101,7 @@ def test_a_replica_that_is_killed_closes_its_streams_and_no_other(served, chunks
     import psutil
 
     _, address = served
-    lines = [connect(f"{address}/v1/listen?interim_results=true", open_timeout=60) for _ in range(4)]
+    lines = [connect(f"{address}{RAW}&interim_results=true", open_timeout=60) for _ in range(4)]
     for line in lines:
         line.send(chunks[0])
     mine = psutil.Process().children(recursive=True)
@@ -114,5 +115,5 @@ def test_a_replica_that_is_killed_closes_its_streams_and_no_other(served, chunks
         except ConnectionClosed as closed:
             ended.append((closed.rcvd.code, closed.rcvd.reason))
     assert 1 <= len(ended) <= 3 and set(ended) == {(1011, "the process that listened ended: open a new stream")}
-    with connect(f"{address}/v1/listen", open_timeout=60) as line:
+    with connect(f"{address}{RAW}", open_timeout=60) as line:
         assert words(line, chunks)

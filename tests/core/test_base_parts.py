@@ -12,7 +12,7 @@ import torch
 from mmaccel import adapter, modality, registry
 from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image import SpeculativeJacobi, ZipAR
-from mmaccel.method import Method, is_count, is_number
+from mmaccel.method import Method, is_count, is_number, is_share
 from mmaccel.plan import Plan
 from mmaccel.report import Report
 from mmaccel.session import Session
@@ -82,6 +82,7 @@ def test_a_model_breaks_after_so_many_calls_and_is_whole_again():
 def test_both_ends_of_a_range_are_allowed():
     assert is_number(0, 0, 1) and is_number(1, 0, 1) and is_number(1.0, 0, 1) and is_count(1, 1) and is_count(3, 3, 3)
     assert not is_count(0) and not is_count(2, 3) and not is_number(True, 0)
+    assert is_share(1) and is_share(0.1) and not any(map(is_share, (0, 1.1, True, "1", float("nan"))))
     assert not is_number(float("inf"), 0) and not is_number(10**400, 0) and not is_number(-(10**400), -float("inf"))
 
 
@@ -214,6 +215,9 @@ def test_what_a_modality_is_unless_it_says_otherwise(quiet):
     )
     assert one.target(("model", "processor")) == "model" and one.target("model") == "model"
     assert one.presets() == one.absent_presets() == one.benchmarks() == {} and one.rank == 100
+    image, speech = modality.get_modality("image"), modality.get_modality("speech")
+    assert image.presets() and image.absent_presets() == {}, "its module `presets` has no other table"
+    assert speech.absent_presets() and speech.presets() == {}
 
 
 def test_a_modality_loads_all_that_it_lists_and_each_module_of_its_adapters(monkeypatch):

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import sampled_models
 import torch
 from PIL import Image
 
@@ -240,7 +241,7 @@ def test_given_schedules_and_noise(wan):
 
 
 def test_a_transformer_without_its_pipeline():
-    model, arguments = video_examples.wan()
+    model, arguments = sampled_models.wan()
     with pytest.raises(UnsupportedTargetError, match="is only its transformer: accelerate\\(pipe, ...\\)"):
         mmaccel.compare(model, REUSING, **arguments())
     with pytest.raises(UnsupportedTargetError, match="compare its pipeline"):

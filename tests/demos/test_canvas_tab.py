@@ -112,7 +112,7 @@ def test_what_cannot_be_done_is_said(frame, results, picture, wrong, error, word
 
 def test_pictures_are_measured_before_they_are_decoded(picture, results):
     with pytest.raises(SettingError, match="64x64 pixels: 4000 are enough"):
-        ask(Frame(limits=Limits(frame_pixels=4000)), results, picture)
+        ask(Frame(limits=Limits(picture_pixels=4000)), results, picture)
 
 
 def test_a_run_that_is_stopped_ends_and_frees_the_pipeline(frame, results, picture):

@@ -8,6 +8,7 @@ import openai
 import uvicorn
 
 from mmaccel.serve.app import Server
+from mmaccel.serve.run import configured
 
 
 @contextlib.contextmanager
@@ -15,7 +16,7 @@ def listening(endpoint, limits=None, key="", hosts=()):
     """The server, and its address."""
     server = Server(endpoint, limits, key, hosts)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        runs = uvicorn.Server(uvicorn.Config(server.app, log_level="critical", timeout_graceful_shutdown=1))
+        runs = uvicorn.Server(configured(server, log_level="critical", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=runs.run, kwargs={"sockets": [taken]})
         thread.start()
         try:

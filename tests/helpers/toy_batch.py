@@ -40,7 +40,7 @@ class Echo(Batching):
 
 
 class EchoCommand(Command):
-    help, measured = "echo", "echoing"
+    help, measured, batching = "echo", "echoing", Echo()
 
     def add_run(self, parser):
         """Nothing."""
@@ -53,9 +53,6 @@ class EchoCommand(Command):
 
     def prepare(self, arguments):
         return None, {}
-
-    def batching(self):
-        return Echo()
 
     @contextmanager
     def started(self, arguments):

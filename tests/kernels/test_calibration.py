@@ -1,8 +1,7 @@
-"""The break-even density, cutting over to dense attention, and a benchmark that refuses wrong results."""
+"""The break-even density, and a benchmark that refuses wrong results."""
 
 import functools
 import json
-import sys
 import threading
 import time
 
@@ -13,7 +12,7 @@ from mmaccel import kernels
 from mmaccel.comparison import results
 from mmaccel.errors import MmaccelError
 from mmaccel.files import kept_choices
-from mmaccel.kernels import BlockPlan, calibration, timing
+from mmaccel.kernels import calibration, timing
 from mmaccel.kernels.bench import attention_cases, benchmark
 from mmaccel.kernels.bench.case import Draw, KernelCase
 
@@ -208,27 +207,13 @@ def test_bad_arguments(name, arguments):
         kernels.should_use_sparse(*arguments)
 
 
-@pytest.mark.parametrize("causal", (False, True))
-def test_cutting_over(monkeypatch, causal):
-    q, k, v = (torch.randn(1, 2, 128, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
-    mask = torch.eye(4, dtype=torch.bool)[None, None]
-    plan = BlockPlan.from_mask(mask, q_len=128, kv_len=128, block_m=32, block_n=32, causal=causal)
-    op, asked = sys.modules["mmaccel.kernels.block_sparse_attention"], []
-
-    def answer(density, n, device, direction, dtype):
-        asked.append((density, n))
-        assert (direction, dtype) == (causal, torch.float32)
-        return pays
-
-    monkeypatch.setattr(op, "should_use_sparse", answer)
-    results = []
-    for pays in (True, False):  # noqa: B007  read by `answer`
-        results.append(kernels.block_sparse_attention(q, k, v, plan, causal=causal, cutover=True)[0])
-    sparse, _ = kernels.block_sparse_attention(q, k, v, plan, causal=causal)
-    dense, _ = kernels.block_sparse_attention(q, k, v, causal=causal)
-    assert torch.equal(results[0], sparse) and torch.equal(results[1], dense) and not torch.equal(sparse, dense)
-    # four of the sixteen blocks, or of the ten that causal attention sees
-    assert asked == [pytest.approx((0.4 if causal else 0.25, 128))] * 2
+@pytest.mark.parametrize("pays", (False, True))
+def test_a_case_above_the_break_even_attends_to_everything(monkeypatch, pays):
+    monkeypatch.setattr(attention_cases, "should_use_sparse", lambda *_: pays)
+    q = Draw(torch.float32, "cpu")(1, 2, 256, 16)
+    case = attention_cases.sparse_case(q, q, q, 0.25, causal=True)
+    dense, _ = kernels.block_sparse_attention(q, q, q, causal=True)
+    assert torch.equal(case.run()[0], dense) is not pays
 
 
 def few(dtype, device, lengths):
@@ -239,11 +224,18 @@ def few(dtype, device, lengths):
     yield from attention_cases.decode_cases(draw(1, 4, 1, 16), draw(1, 2, 2048, 16), draw(1, 2, 2048, 16), draw)
 
 
+def decided(patch):
+    """Sparse attention pays, without a measurement."""
+    for module in (benchmark, attention_cases):
+        patch.setattr(module, "should_use_sparse", lambda *_: True)
+
+
 @functools.cache
 def measured():
     """A short benchmark."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "cases", few)
+        decided(patch)
         return results.result(benchmark.rows())
 
 
@@ -255,8 +247,9 @@ def test_benchmark_rows():
         assert set(results.COLUMNS) <= set(row) and row["quality"] <= 5e-3 and row["speedup"] > 0
 
 
-def test_a_wrong_result_is_not_reported(monkeypatch, tmp_path):
+def test_a_wrong_result_is_not_reported(monkeypatch):
     monkeypatch.setattr(benchmark, "cases", few)
+    decided(monkeypatch)
     right = attention_cases.block_sparse_attention
 
     def wrong(*args, **kwargs):

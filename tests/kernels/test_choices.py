@@ -289,7 +289,7 @@ def test_two_threads_find_one_way(monkeypatch, small):
         time.sleep(0.1)
         return "packed"
 
-    monkeypatch.setattr(long_cache, "_measured", measure)
+    monkeypatch.setattr(choosing, "_fastest_way", measure)
     query = torch.randn(1, 2, 2, 16)
     threads = [threading.Thread(target=long_cache.few_queries, args=(query, k, k, 0.25)) for _ in range(2)]
     for thread in threads:
@@ -302,11 +302,12 @@ def test_two_threads_find_one_way(monkeypatch, small):
 def test_kinds_of_a_cache_are_measured_by_themselves(monkeypatch, small):
     """Rows and heads are rounded up to powers of two, and heads beyond 64 are alike."""
     kinds = []
-    monkeypatch.setattr(long_cache, "_measured", lambda names, *kind: kinds.append(kind) or "packed")
+    monkeypatch.setattr(long_cache, "kept_way", lambda name, *_: kinds.append(name) or "packed")
     for batch, heads, rows in ((1, 3, 1), (2, 2, 1), (1, 4, 3), (1, 65, 1), (3, 64, 1)):
         k = torch.randn(batch, heads, 5, 16)
         long_cache.few_queries(torch.randn(batch, heads, rows, 16), k, k, 0.25)
-    assert kinds == [(torch.float32, 1, 4, 16), (torch.float32, 4, 4, 16), (torch.float32, 1, 64, 16)]
+    told = "decoding over a long cache, float32, {} x 16 over {} heads"
+    assert kinds == [told.format(*kind) for kind in ((1, 4), (4, 4), (1, 64))]
 
 
 @pytest.mark.parametrize("fails", (False, True))
@@ -385,7 +386,7 @@ def test_where_there_is_a_choice_of_ways(monkeypatch):
 
 def test_threads_are_part_of_what_a_way_holds_for(monkeypatch, small):
     measured, k = [], torch.randn(1, 2, 33, 16)
-    monkeypatch.setattr(long_cache, "_measured", lambda *kind: measured.append(torch.get_num_threads()) or "packed")
+    monkeypatch.setattr(long_cache, "kept_way", lambda *_: measured.append(torch.get_num_threads()) or "packed")
     for threads in (1, 3, 1):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         long_cache.few_queries(k[:, :, :2], k, k, 0.25)

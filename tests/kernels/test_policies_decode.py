@@ -21,46 +21,36 @@ def draw(queries=1, heads=4, key_heads=2, slots=SLOTS, width=16, seed=0):
     return q, k
 
 
-def left_padding(*padding):
-    return torch.arange(SLOTS) >= torch.tensor(padding)[:, None]
-
-
-def run(name, q, k, lengths=LENGTHS, count=COUNT, state=None, valid=None):
+def run(name, q, k, lengths=LENGTHS, count=COUNT, state=None):
     """One sparse step: recycled attention begins with a full one."""
     state = {} if state is None else state
     if name == "recycled_attention" and not state:
-        policies.DECODE[name](q, k, lengths, count=count, state=state, valid=valid)
-    return policies.DECODE[name](q, k, lengths, count=count, state=state, valid=valid)
+        policies.DECODE[name](q, k, lengths, count=count, state=state)
+    return policies.DECODE[name](q, k, lengths, count=count, state=state)
 
 
 def as_sets(token_idx):
     return [[{x for x in head if x >= 0} for head in row] for row in token_idx.tolist()]
 
 
-def assert_well_formed(token_idx, k, lengths, valid=None):
+def assert_well_formed(token_idx, k, lengths):
     assert token_idx.dtype == torch.int32 and token_idx.shape[:2] == k.shape[:2]
     ahead, behind = token_idx[..., 1:], token_idx[..., :-1]
     assert ((ahead > behind) | (ahead == -1)).all(), "not ascending, or repeated, or a gap"
     assert (token_idx < lengths[:, None, None]).all()
-    if valid is not None:
-        for row, heads in enumerate(as_sets(token_idx)):
-            for chosen in heads:
-                assert valid[row, sorted(chosen)].all(), "padding was chosen"
 
 
 @pytest.mark.parametrize(("name", "queries"), itertools.product(NAMES, (1, 5)))
-@pytest.mark.parametrize("padding", (None, (0, 7)), ids=str)
-def test_form_ends_and_acceptance(name, queries, padding):
+def test_form_ends_and_acceptance(name, queries):
     q, k = draw(queries)
-    valid = None if padding is None else left_padding(*padding)
-    token_idx = run(name, q, k, valid=valid)
-    assert_well_formed(token_idx, k, LENGTHS, valid)
+    token_idx = run(name, q, k)
+    assert_well_formed(token_idx, k, LENGTHS)
     assert token_idx.shape[2] == COUNT and (token_idx >= 0).all()
     for row, heads in enumerate(as_sets(token_idx)):
-        first, last = (padding or (0, 0))[row], int(LENGTHS[row])
+        last = int(LENGTHS[row])
         recent = max(queries, COUNT // 4)
         for chosen in heads:
-            assert chosen >= set(range(first, first + COUNT // 8)), "sinks are missing"
+            assert chosen >= set(range(COUNT // 8)), "sinks are missing"
             assert chosen >= set(range(last - recent, last)), "new or recent tokens are missing"
     with kernels.backend("reference"):
         kernels.verify_attention(q, k, k, LENGTHS, token_idx)
@@ -110,16 +100,6 @@ def test_rows_are_independent_and_rest_of_cache_unread(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_padding_changes_nothing(name):
-    """A padded row chooses as it does without its padding."""
-    q, k = draw()
-    k[1, :, :10] = float("inf")
-    padded = run(name, q[1:], k[1:], LENGTHS[1:], valid=left_padding(10))
-    bare = run(name, q[1:], k[1:, :, 10:], LENGTHS[1:] - 10)
-    assert torch.equal(padded, bare + 10)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_short_rows_and_small_counts(name):
     q, k = draw()
     lengths = torch.tensor([3, 96], dtype=torch.int32)
@@ -158,10 +138,10 @@ def test_selection_cache():
     q, k = draw()
     options = {"count": COUNT, "sink": 2, "recent": 6}
     state = {}
-    first = policies.token_select_cached(q, k, LENGTHS - 4, state=state, **options)
+    first = policies.token_select(q, k, LENGTHS - 4, state=state, **options)
     assert torch.equal(first, policies.token_select(q, k, LENGTHS - 4, **options))
     # alike: no key is read, and tokens of the meantime are there
-    again = policies.token_select_cached(q * 1.01, torch.full_like(k, float("nan")), LENGTHS, state=state, **options)
+    again = policies.token_select(q * 1.01, torch.full_like(k, float("nan")), LENGTHS, state=state, **options)
     assert_well_formed(again, k, LENGTHS)
     for row, (old, new) in enumerate(zip(as_sets(first), as_sets(again), strict=True)):
         length = int(LENGTHS[row])
@@ -170,12 +150,12 @@ def test_selection_cache():
     # a row whose query turns votes anew, the other keeps its vote
     turned, changed = q.clone(), k.flip(1)
     turned[1] = -turned[1]
-    mixed = policies.token_select_cached(turned, changed, LENGTHS, state=state, **options)
+    mixed = policies.token_select(turned, changed, LENGTHS, state=state, **options)
     assert torch.equal(mixed[0], again[0])
     assert torch.equal(mixed[1], policies.token_select(turned, changed, LENGTHS, **options)[1])
     # the turned query is what the next one is compared with
-    assert torch.equal(policies.token_select_cached(turned, k * 0, LENGTHS, state=state, **options), mixed)
-    never = policies.token_select_cached(turned, k, LENGTHS, state=state, threshold=1.1, **options)
+    assert torch.equal(policies.token_select(turned, k * 0, LENGTHS, state=state, **options), mixed)
+    never = policies.token_select(turned, k, LENGTHS, state=state, threshold=1.1, **options)
     assert torch.equal(never, policies.token_select(turned, k, LENGTHS, **options))
 
 
@@ -183,22 +163,21 @@ def test_selection_cache_keeps_its_own_query_and_follows_growth():
     q, k = draw()
     state = {}
     options = {"state": state, "count": COUNT, "sink": 2, "recent": 6}
-    first = policies.token_select_cached(q, k, LENGTHS, **options)
+    first = policies.token_select(q, k, LENGTHS, **options)
     longer = torch.cat([k, k[:, :, :8]], 2)
-    grown = policies.token_select_cached(q, longer, LENGTHS + 8, **options)
+    grown = policies.token_select(q, longer, LENGTHS + 8, **options)
     assert (grown[:, :, -6:] == LENGTHS[:, None, None] + torch.arange(2, 8)).all()
-    every = policies.token_select_cached(q, k[:, :, :10], LENGTHS * 0 + 10, state=(fresh := {}), count=40)
+    every = policies.token_select(q, k[:, :, :10], LENGTHS * 0 + 10, state=(fresh := {}), count=40)
     assert every.shape[2] == 10
-    every = policies.token_select_cached(q, k[:, :, :40], LENGTHS * 0 + 40, state=fresh, count=40, sink=2, recent=6)
+    every = policies.token_select(q, k[:, :, :40], LENGTHS * 0 + 40, state=fresh, count=40, sink=2, recent=6)
     assert (every == torch.arange(40)).all(), "tokens that no vote was held on fill what is left"
     q.neg_()  # the caller reuses its buffer
-    turned = policies.token_select_cached(q, k, LENGTHS, **options)
+    turned = policies.token_select(q, k, LENGTHS, **options)
     assert not torch.equal(turned, first)
 
 
 VOTING = {
-    "token_select": {},
-    "token_select_cached": {"state": {}},
+    "token_select": {"state": {}},
     "recycled_attention": {"state": {}},
     "double_sparsity": {"channels": torch.tensor([[1, 3, 5, 7]] * 2)},
     "fasa": {"pairs": torch.tensor([[1, 3]] * 2)},
@@ -228,37 +207,36 @@ def test_label_channels_are_the_loud_ones():
     found = policies.label_channels(q, k)
     assert found.shape == (2, 2, 1) and found[:, 0, 0].tolist() == [5, 5] and found[:, 1, 0].tolist() == [9, 9]
     assert policies.label_channels(q, k, channels=16).tolist() == [[list(range(16))] * 2] * 2
-    # padding does not count
-    valid = left_padding(0, 30)
-    k[1, :, :30, 4] = 1e6
-    assert policies.label_channels(q, k, valid=valid)[1, :, 0].tolist() == [5, 9]
+    # unused slots do not count
+    k[1, :, 70:, 4] = 1e6
+    assert policies.label_channels(q, k, lengths=LENGTHS)[1, :, 0].tolist() == [5, 9]
 
 
 def test_double_sparsity_reads_its_channels_only():
     q, k = draw()
     channels = torch.tensor([[0, 3], [7, 9]])
     expected = policies.double_sparsity(q, k, LENGTHS, channels=channels, count=COUNT, recent=4)
-    labels = torch.stack([k[:, head][..., channels[head]] for head in range(2)], 1)
     noise = torch.full_like(k, float("nan"))
+    for head in range(2):
+        noise[:, head, :, channels[head]] = k[:, head, :, channels[head]]
     options = {"channels": channels, "count": COUNT, "recent": 4}
-    assert torch.equal(expected, policies.double_sparsity(q, noise, LENGTHS, labels=labels, **options))
+    assert torch.equal(expected, policies.double_sparsity(q, noise, LENGTHS, **options))
     whole = policies.double_sparsity(q, k, LENGTHS, channels=torch.arange(16).expand(2, 2, 16), count=COUNT, recent=4)
     assert not torch.equal(whole, expected)
 
 
-@pytest.mark.parametrize("interleaved", (False, True))
-def test_dominant_pairs(interleaved):
+def test_dominant_pairs():
     q, k = draw(queries=30)
     for head, pair in enumerate((2, 6)):
-        parts = [2 * pair, 2 * pair + 1] if interleaved else [pair, pair + 8]
+        parts = [pair, pair + 8]
         q[:, 2 * head : 2 * head + 2, :, parts] *= 5
         k[:, head, :, parts] *= 5
-    pairs = policies.dominant_pairs(q, k, pairs=1, count=10, interleaved=interleaved)
+    pairs = policies.dominant_pairs(q, k, pairs=1, count=10)
     assert pairs.tolist() == [[[2], [6]]] * 2
     # more tokens to agree on than there are would make all pairs alike
-    assert torch.equal(policies.dominant_pairs(q, k, pairs=1, interleaved=interleaved), pairs)
+    assert torch.equal(policies.dominant_pairs(q, k, pairs=1), pairs)
     # two pairs stand for the whole
-    found = as_sets(policies.fasa(q[:, :, -1:], k, LENGTHS, pairs=pairs, count=20, recent=1, interleaved=interleaved))
+    found = as_sets(policies.fasa(q[:, :, -1:], k, LENGTHS, pairs=pairs, count=20, recent=1))
     whole = as_sets(policies.fasa(q[:, :, -1:], k, LENGTHS, pairs=torch.arange(8).expand(2, 2, 8), count=20, recent=1))
     assert all(len(a & b) >= 14 for x, y in zip(found, whole, strict=True) for a, b in zip(x, y, strict=True))
 
@@ -276,16 +254,13 @@ def test_recycled_attention_takes_turns():
     q, k = draw()
     unread = torch.full_like(k, float("nan"))
     options = {"state": {}, "count": COUNT, "stride": 3, "sink": 2, "recent": 6}
-    full, valid = [], left_padding(0, 5)
+    full = []
     for step in range(7):
-        token_idx = policies.recycled_attention(
-            q, k if step % 3 == 0 else unread, LENGTHS - 6 + step, valid=valid, **options
-        )
-        assert_well_formed(token_idx, k, LENGTHS - 6 + step, valid)
+        token_idx = policies.recycled_attention(q, k if step % 3 == 0 else unread, LENGTHS - 6 + step, **options)
+        assert_well_formed(token_idx, k, LENGTHS - 6 + step)
         full.append(token_idx.shape[2] == SLOTS)
         if full[-1]:
-            sizes = (token_idx >= 0).sum(-1)
-            assert (sizes == (LENGTHS - 6 + step - torch.tensor([0, 5]))[:, None]).all()
+            assert ((token_idx >= 0).sum(-1) == (LENGTHS - 6 + step)[:, None]).all()
         else:
             assert token_idx.shape[2] == COUNT
     assert full == [True, False, False] * 2 + [True]
@@ -304,7 +279,7 @@ def test_selection_cache_goes_on_with_other_numbers_of_queries_and_rows():
         lengths = LENGTHS[:rows]
         expected = policies.token_select(q, k, lengths, **options)
         for keys in (k, torch.full_like(k, float("nan"))):
-            assert torch.equal(policies.token_select_cached(q, keys, lengths, state=state, **options), expected)
+            assert torch.equal(policies.token_select(q, keys, lengths, state=state, **options), expected)
 
 
 def test_channels_of_a_row_are_those_of_its_own_queries():
@@ -345,11 +320,8 @@ BAD = (
     (policies.token_select, QKL | {"recent": 1.5}, "recent", "whole number", "1.5"),
     (policies.token_select, QKL | {"lengths": LENGTHS[:1]}, "lengths", "[2]", "[1]"),
     (policies.token_select, QKL | {"lengths": LENGTHS.float()}, "lengths", "int32", "float32"),
-    (policies.token_select, QKL | {"valid": torch.ones(2, 5).bool()}, "valid", "bool [2, 96]", "[2, 5]"),
-    (policies.token_select, QKL | {"valid": torch.ones(2, 96)}, "valid", "bool [2, 96]", "float32"),
-    (policies.token_select_cached, QKL | {"state": {}, "threshold": -2}, "threshold", "at least -1", "-2"),
+    (policies.token_select, QKL | {"state": {}, "threshold": -2}, "threshold", "at least -1", "-2"),
     (policies.double_sparsity, QKL | {"channels": torch.zeros(3, 1).long()}, "channels", "[2, R]", "[3, 1]"),
-    (policies.double_sparsity, QKL | {"channels": PAIRS, "labels": K}, "labels", "[2, 2, 96, 1]", "[2, 2, 96, 16]"),
     (policies.label_channels, {"q": Q, "k": K, "channels": 17}, "channels", "at most 16", "17"),
     (policies.label_channels, {"q": Q, "k": K, "channels": 0}, "channels", "at least 1", "0"),
     (policies.fasa, QKL | {"pairs": torch.zeros(3, 1).long()}, "pairs", "[2, P]", "[3, 1]"),
@@ -357,17 +329,12 @@ BAD = (
     (policies.dominant_pairs, {"q": Q, "k": K, "pairs": 9}, "pairs", "at most 8", "9"),
     (policies.dominant_pairs, {"q": Q, "k": K, "window": 0}, "window", "at least 1", "0"),
     (policies.recycled_attention, QKL | {"state": {}, "stride": 0}, "stride", "at least 1", "0"),
-    (policies.token_select, QKL | {"valid": torch.ones(2, 96).bool().to("meta")}, "valid", "on cpu, as k is", ""),
-    (policies.token_select_cached, QKL | {"state": {}, "sink": -1}, "sink", "at least 0", "-1"),
     (policies.recycled_attention, QKL | {"state": {}, "recent": -1}, "recent", "at least 0", "-1"),
     (policies.recycled_attention, QKL | {"state": {}, "sink": -1}, "sink", "at least 0", "-1"),
     (policies.double_sparsity, QKL | {"channels": PAIRS, "recent": -1}, "recent", "at least 0", "-1"),
     (policies.fasa, QKL | {"pairs": PAIRS, "sink": -1}, "sink", "at least 0", "-1"),
-    (policies.double_sparsity, QKL | {"channels": PAIRS, "labels": K[..., :1].half()}, "labels", "float32", "float16"),
     (policies.fasa, QKL | {"pairs": torch.zeros(3, 2, 1).long()}, "pairs", "[2, 2, P] or [2, P]", "[3, 2, 1]"),
     (policies.dominant_pairs, {"q": Q, "k": K, "count": 0}, "count", "at least 1", "0"),
-    (policies.dominant_pairs, {"q": Q, "k": K, "valid": torch.ones(2, 5).bool()}, "valid", "bool [2, 96]", "[2, 5]"),
-    (policies.label_channels, {"q": Q, "k": K, "valid": torch.ones(2, 5).bool()}, "valid", "bool [2, 96]", "[2, 5]"),
 )
 
 
@@ -396,12 +363,11 @@ def test_the_newest_queries_stand_at_the_end():
 
 def test_there_is_room_for_what_must_be_chosen():
     """Forced tokens come first and all of them, whatever the count; unused places are last."""
-    score, real = torch.tensor([[[5.0, 4.0, 3.0, 2.0, 1.0]]]), torch.tensor([[False, True, True, True, True]])
-    forced = torch.tensor([[False, False, False, True, True]])
-    assert tokens.select(score, forced, real, 1, 2).tolist() == [[[3, 4]]]
-    assert tokens.select(score, forced, real, 3, 2).tolist() == [[[1, 3, 4]]]
-    assert tokens.select(score, forced, real, 9, 2).tolist() == [[[1, 2, 3, 4, -1]]]
-    assert tokens.all_tokens(real, 2).tolist() == [[[1, 2, 3, 4, -1]] * 2]
+    score, real = torch.tensor([[[5.0, 4.0, 3.0, 2.0, 1.0]]]), torch.tensor([[True, True, True, True, False]])
+    assert tokens.choose(score, real, 1, 0, 2, 1).tolist() == [[[2, 3]]]
+    assert tokens.choose(score, real, 3, 0, 2, 1).tolist() == [[[0, 2, 3]]]
+    assert tokens.choose(score, real, 9, 0, 2, 1).tolist() == [[[0, 1, 2, 3, -1]]]
+    assert tokens.all_tokens(real, 2).tolist() == [[[0, 1, 2, 3, -1]] * 2]
 
 
 def test_votes_of_an_earlier_step_keep_their_places():
@@ -411,12 +377,12 @@ def test_votes_of_an_earlier_step_keep_their_places():
     assert tokens.to_length(votes, 2).tolist() == [[0.0, 0.5]]
 
 
-def test_what_is_learnt_of_the_first_step_leaves_padding_out():
-    """The pairs and channels of a padded row are those of the row without its padding."""
+def test_what_is_learnt_of_the_first_step_leaves_unused_slots_out():
+    """The pairs and channels of a row that fills a part of the cache are those of that part."""
     q, k = draw(queries=6)
-    k[..., :40, :] = 30 * q[:, ::2, :1]  # all that the queries look for, were it read
+    k[..., 56:, :] = 30 * q[:, ::2, :1]  # all that the queries look for, were it read
     for name, key in (("fasa", "pairs"), ("double_sparsity", "channels")):
-        padded, bare = {}, {}
-        run(name, q, k, torch.tensor([96, 96]), state=padded, valid=left_padding(40, 40))
-        run(name, q, k[:, :, 40:], torch.tensor([56, 56]), state=bare)
-        assert torch.equal(padded[key], bare[key])
+        longer, alone = {}, {}
+        run(name, q, k, torch.tensor([56, 56]), state=longer)
+        run(name, q, k[:, :, :56], torch.tensor([56, 56]), state=alone)
+        assert torch.equal(longer[key], alone[key])

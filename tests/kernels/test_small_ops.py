@@ -1,4 +1,4 @@
-"""Cache writes, token merging and sampling."""
+"""Token merging and sampling."""
 
 import pytest
 import torch
@@ -6,25 +6,6 @@ import torch
 from mmaccel import kernels
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("per_row", (False, True))
-def test_scatter(dtype, per_row):
-    k, v = torch.randn(2, 3, 10, 4).to(dtype), torch.randn(2, 3, 10, 4).to(dtype)
-    new_k, new_v = torch.randn(2, 3, 2, 4).to(dtype), torch.randn(2, 3, 2, 4).to(dtype)
-    idx = torch.tensor([[7, 0], [3, 9]]) if per_row else torch.tensor([7, 0])
-    with kernels.backend("reference"):
-        expected = kernels.kv_scatter_(new_k, new_v, idx, k.clone(), v.clone())
-    result = kernels.kv_scatter_(new_k, new_v, idx, k, v)
-    assert result[0] is k and result[1] is v
-    assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
-
-
-def test_scatter_into_a_view():
-    buffer = torch.zeros(1, 20, 2, 4).transpose(1, 2)  # [1, 2, 20, 4], not contiguous
-    kernels.kv_scatter_(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4), torch.tensor([5]), buffer, buffer.clone())
-    assert buffer[:, :, 5].all() and buffer.sum() == 8
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -53,15 +34,14 @@ def test_segment_mean(dtype, weighted):
     assert torch.equal(means, kernels.segment_mean(x, w, perm, ptr)), "deterministic"
 
 
-@pytest.mark.parametrize("name", ("kv_scatter_", "segment_mean", "accept_length", "residual_sample"))
+@pytest.mark.parametrize("name", ("segment_mean", "accept_length", "residual_sample"))
 def test_indices_of_both_types(name):
     """int32 and int64 alike, one row or several."""
     p, q = torch.tensor([0.0, 0.25, 0.75]).expand(2, 3, 3), torch.tensor([0.0, 1.0, 0.0]).expand(2, 2, 3)
     new = torch.randn(2, 3, 2, 4)
-    slots, tok = torch.tensor([[7, 0], [3, 9]]), torch.tensor([[1, 1], [1, 2]])
+    tok = torch.tensor([[1, 1], [1, 2]])
     perm, ptr = torch.tensor([[2, 0, 1], [0, 1, 2]]), torch.tensor([[0, 1, 3], [1, 2, 3]])
     calls = {
-        "kv_scatter_": lambda of: kernels.kv_scatter_(new, -new, of(slots), *torch.zeros(2, 2, 3, 10, 4))[1],
         "segment_mean": lambda of: kernels.segment_mean(new[:, 0], None, of(perm % 2), of(ptr)),
         "accept_length": lambda of: kernels.accept_length(p, q, of(tok), torch.full((2, 2), 0.2)),
         "residual_sample": lambda of: kernels.residual_sample(p, q, of(torch.tensor([0, 2])), 3),

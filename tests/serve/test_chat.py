@@ -173,8 +173,9 @@ def test_what_the_processor_refuses_is_no_failure_of_the_server(endpoint, monkey
 
 def test_messages_longer_than_the_model_takes_are_refused(chat, endpoint, monkeypatch):
     long = {"model": "tiny-onevision", "messages": [{"role": "user", "content": "word " * 9000}], "max_tokens": 2}
-    with pytest.raises(openai.BadRequestError, match="tokens long, and the model takes 8192: send fewer"):
-        chat.create(**long)
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="tokens long, and the model takes 8192: send fewer"):
+            chat.create(**long, stream=stream)
     monkeypatch.setattr(endpoint.target.config.get_text_config(), "max_position_embeddings", 40)
     made = chat.create(**{**long, "messages": [{"role": "user", "content": "word " * 20}], "max_tokens": 99})
     assert made.usage.total_tokens <= 40, "as many words as there is room for"
@@ -237,6 +238,20 @@ def test_a_sampled_answer_follows_its_seed(endpoint, questions):
 
     assert drawn(1) == drawn(1)
     assert len({drawn(seed) for seed in range(4)}) > 1
+
+
+def test_a_temperature_draws_whatever_the_checkpoint_would_cut_off(endpoint, questions, monkeypatch):
+    """Qwen2-VL's own settings leave the likeliest word alone."""
+    for name, value in {"temperature": 0.01, "top_p": 0.001, "top_k": 1}.items():
+        monkeypatch.setattr(endpoint.target.generation_config, name, value)
+
+    def drawn(**more):
+        asked_for = _body(questions[0], temperature=100.0, max_tokens=3, **more)
+        requests = [endpoint.parse({**asked_for, "seed": seed}) for seed in range(2)]
+        return {endpoint.answer([request])[0]["choices"][0]["message"]["content"] for request in requests}
+
+    assert len(drawn()) > 1
+    assert len(drawn(top_k=1)) == 1 and len(drawn(top_p=1e-6)) == 1
 
 
 def test_pictures_are_seen(endpoint, opened):

@@ -58,6 +58,13 @@ def test_no_picture_beyond_the_bounds_is_decoded(monkeypatch, most_pixels, fitti
     assert len(decoded) == fitting
 
 
+@pytest.mark.parametrize("size", ((4032, 3024), (8064, 6048)))
+def test_photographs_of_phones_are_taken(size):
+    photograph = data_url("image/jpeg", Image.new("L", size))
+    (read,) = conversation({"type": "image_url", "image_url": {"url": photograph}}).pictures
+    assert read.size == size
+
+
 def test_frames_of_videos_are_among_the_pixels(monkeypatch):
     monkeypatch.setattr(chat_messages, "MOST_PIXELS", 60 * 40 - 1)
     assert len(conversation(CLIP).videos) == 1
@@ -88,11 +95,13 @@ def test_values_that_ask_for_nothing_are_taken():
 
 def test_words_are_drawn_where_some_are_cut_off():
     """OpenAI's temperature is 1 where none is given; this server's is 0 as long as nothing asks for a choice."""
-    assert parsed(top_p=0.5).sampling == {"max_new_tokens": 256, "do_sample": True, "temperature": 1.0, "top_p": 0.5}
+    drawn = {"max_new_tokens": 256, "do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    assert parsed(top_p=0.5).sampling == {**drawn, "top_p": 0.5}
+    assert parsed(top_k=5).sampling == {**drawn, "top_k": 5}
     assert parsed(top_p=0.5).group is None and parsed(top_p=1).group is not None
-    for colder in ({"temperature": 0, "top_p": 0.5}, {"top_p": 1}, {}):
+    for colder in ({"temperature": 0, "top_p": 0.5}, {"top_p": 1}, {"top_k": 0}, {}):
         assert parsed(**colder).sampling == {"max_new_tokens": 256, "do_sample": False}
-    assert parsed(temperature=0.7).sampling["temperature"] == 0.7
+    assert parsed(temperature=0.7).sampling == {**drawn, "temperature": 0.7}
 
 
 def test_messages_as_programs_send_them():

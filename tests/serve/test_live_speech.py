@@ -4,11 +4,13 @@ import asyncio
 import base64
 import json
 import queue
+import re
 import threading
 from types import SimpleNamespace
 
 import pytest
 from listening import client, listening
+from reader import DOCS
 from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -20,6 +22,7 @@ from mmaccel.speech.serving import deepgram, flux, realtime, transcriptions
 
 DONE = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
+RAW = "/v1/listen?encoding=linear16"
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,35 @@ def test_openai_s_client_reads_along(address, listener, samples):
         assert said.split()[0] == done.transcript.split()[0]
     first = next(event.type for event in events)
     assert first == DELTA, "words come before the end"
+
+
+def test_the_page_s_own_program_reads_along_and_ends(address, listener, samples):
+    page = (DOCS / "quickstart" / "serve.md").read_text(encoding="utf-8")
+    (code,) = [code for code in re.findall(r"^```py\n(.*?)^```", page, re.M | re.S) if "def read_along" in code]
+    told, chunks = [], raw(samples, 24_000)
+    names = {"print": told.append}
+    exec(code.replace("http://127.0.0.1:8002", address), names)
+
+    async def spoken():
+        for chunk in chunks:
+            yield chunk
+
+    asyncio.run(asyncio.wait_for(names["read_along"](spoken()), 60))
+    expected = [final.text for final in finals(listener, chunks, 24_000)]
+    assert [event.transcript for event in told if event.type == DONE and event.transcript] == expected and expected
+
+
+def test_a_whole_recording_may_come_in_one_message(address, listener, samples):
+    chunk = bytes(2 * 24_000 * 60) + b"".join(raw(samples, 24_000))
+    with client(address).realtime.connect(model="moonshine-tiny") as line:
+        line.input_audio_buffer.append(audio=base64.b64encode(chunk).decode())
+        line.input_audio_buffer.commit()
+        line.session.update(session={"type": "transcription"})
+        events = [line.recv()]
+        while events[-1].type != "session.updated":
+            events.append(line.recv())
+    told = [event.transcript for event in events if event.type == DONE and event.transcript]
+    assert told == [final.text for final in finals(listener, [chunk], 24_000)] and told
 
 
 def test_without_turns_all_comes_at_the_commit(listener, samples):
@@ -212,7 +244,9 @@ def test_deepgram_s_messages(address, listener, samples):
     expected = finals(listener, chunks, 16_000)
     ends = [result for result in told if result.get("is_final")]
     assert [end["channel"]["alternatives"][0]["transcript"] for end in ends] == [final.text for final in expected]
+    assert all(result["channel"]["alternatives"][0]["confidence"] == 1.0 for result in told[:-1])
     word = ends[0]["channel"]["alternatives"][0]["words"][0]
+    assert word["confidence"] == 1.0
     assert (word["start"], word["end"]) == (expected[0].words[0].start, expected[0].words[0].end)
     assert any(not result["is_final"] for result in told[:-1]), "words come before the end"
     about = {"name": "moonshine-tiny", "version": "", "arch": ""}  # its own client takes no result without it
@@ -226,10 +260,10 @@ def test_clients_at_once_hear_what_each_would_alone_and_one_that_leaves_holds_no
     expected = [[final.text for final in finals(listener, chunks, 16_000)] for chunks in parts]
     listener.opened.gathering.sizes.clear()
     found = [[], []]
-    leaver = socket(address, "/v1/listen")
+    leaver = socket(address, RAW)
 
     def talk(number):
-        with socket(address, "/v1/listen") as line:
+        with socket(address, RAW) as line:
             for chunk in [*parts[number], '{"type": "CloseStream"}']:
                 line.send(chunk)
             found[number] = [json.loads(message) for message in line][:-1]
@@ -257,7 +291,7 @@ def test_a_socket_that_the_server_closed_is_one_that_was_left():
 
 def test_what_is_flushed_on_the_way_keeps_its_times(address, listener, samples):
     chunks = raw(samples[: 4 * 16_000], 16_000)
-    with socket(address, "/v1/listen") as line:
+    with socket(address, RAW) as line:
         for _ in range(2):
             for chunk in chunks:
                 line.send(chunk)
@@ -270,13 +304,15 @@ def test_what_is_flushed_on_the_way_keeps_its_times(address, listener, samples):
 
 
 REFUSED = (
+    ("/v1/listen", {}, 400, "encoding is missing: this server takes raw 16-bit samples, say encoding=linear16"),
     ("/v1/listen?encoding=opus", {}, 400, "encoding='opus'"),
-    ("/v1/listen?sample_rate=x", {}, 400, "rate='x'"),
-    ("/v1/listen?sample_rate=1", {}, 400, "sample_rate=1"),
-    ("/v1/listen?diarize=true", {}, 400, "'diarize' is not used here"),
-    ("/v1/listen?endpointing=soon", {}, 400, "endpointing='soon': give a whole number"),
-    ("/v1/listen?language=de-DE", {}, 400, "language='de-DE'"),
-    ("/v1/listen?model=nova-3", {}, 400, "model='nova-3'"),
+    ("/v2/listen?sample_rate=16000", {}, 400, "encoding is missing"),
+    (f"{RAW}&sample_rate=x", {}, 400, "rate='x'"),
+    (f"{RAW}&sample_rate=1", {}, 400, "sample_rate=1"),
+    (f"{RAW}&diarize=true", {}, 400, "diarize='true': this server takes 'false' only"),
+    (f"{RAW}&endpointing=soon", {}, 400, "endpointing='soon': give a whole number"),
+    (f"{RAW}&language=de-DE", {}, 400, "language='de-DE'"),
+    (f"{RAW}&model=nova-3", {}, 400, "model='nova-3'"),
     ("/v1/realtime?model=gpt-realtime", {}, 400, "model='gpt-realtime'"),
     ("/v1/realtime", {"additional_headers": {"Origin": "http://evil.example"}}, 403, ""),
 )
@@ -290,9 +326,19 @@ def test_what_is_not_taken_is_refused_before_it_is_opened(address, path, more, s
     assert response.status_code == status and said in response.body.decode()
 
 
-@pytest.mark.parametrize("asked", ("language=en-US&endpointing=10", "endpointing=false", "endpointing=true"))
+# As the plugin for LiveKit Agents has it.
+LIVEKIT = (
+    "punctuate=true&smart_format=false&no_delay=true&interim_results=true&vad_events=true&sample_rate=16000&channels=1"
+    "&endpointing=25&filler_words=true&profanity_filter=false&numerals=false&mip_opt_out=false&language=en-US"
+)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ("language=en-US&endpointing=10", "endpointing=false", "endpointing=true", "utterance_end_ms=1000", LIVEKIT),
+)
 def test_what_deepgram_s_clients_ask_for_by_default_is_taken(address, asked):
-    with socket(address, f"/v1/listen?{asked}") as line:
+    with socket(address, f"{RAW}&{asked}") as line:
         line.send('{"type": "CloseStream"}')
         assert json.loads(line.recv())["type"] == "Metadata"
 
@@ -322,7 +368,7 @@ def test_settings_behind_a_commit_are_answered_once_the_last_words_are(address, 
 
 
 def test_a_text_among_samples_closes_the_stream(address):
-    with socket(address, "/v1/listen") as line:
+    with socket(address, RAW) as line:
         line.send("hello")
         with pytest.raises(ConnectionClosed) as closed:
             line.recv()
@@ -334,23 +380,23 @@ def test_keys_and_the_most_streams(listener):
         with pytest.raises(InvalidStatus, match="401"):
             socket(address, "/v1/realtime")
         with pytest.raises(InvalidStatus, match="401"):
-            socket(address, "/v1/listen", subprotocols=["token", "wrong"])
+            socket(address, RAW, subprotocols=["token", "wrong"])
         with socket(address, "/v1/realtime", subprotocols=["realtime", "openai-insecure-api-key.right"]) as line:
             assert line.subprotocol == "realtime" and json.loads(line.recv())["type"] == "session.created"
             with pytest.raises(InvalidStatus, match="503"):
-                socket(address, "/v1/listen", additional_headers={"Authorization": "Token right"})
+                socket(address, RAW, additional_headers={"Authorization": "Token right"})
         for _ in range(500):
             if not server.metrics.sockets._value.get():
                 break
             threading.Event().wait(0.01)
-        with socket(address, "/v1/listen", subprotocols=["token", "right"]) as line:
+        with socket(address, RAW, subprotocols=["token", "right"]) as line:
             assert line.subprotocol == "token", "a stream that ended frees its place"
 
 
 def test_a_stream_that_says_nothing_is_closed(listener):
     with (
         listening(listener, ServerLimits(idle_seconds=0.2)) as (_, address),
-        socket(address, "/v1/listen") as line,
+        socket(address, RAW) as line,
         pytest.raises(ConnectionClosed) as closed,
     ):
         line.recv(timeout=30)
@@ -359,7 +405,7 @@ def test_a_stream_that_says_nothing_is_closed(listener):
 
 def turns(address, chunks, query=""):
     """What `/v2/listen` answers, each message behind its sequence number."""
-    with socket(address, f"/v2/listen?model=moonshine-tiny&sample_rate=16000{query}") as line:
+    with socket(address, f"/v2/listen?encoding=linear16&model=moonshine-tiny&sample_rate=16000{query}") as line:
         for chunk in chunks:
             line.send(chunk)
         line.send('{"type": "CloseStream"}')
@@ -380,7 +426,7 @@ def test_flux_s_messages_tell_ends_early(address, listener, samples):
     ends = [message for message in told if message["event"] == "EndOfTurn"]
     assert [end["transcript"] for end in ends] == [final.text for final in expected]
     assert [end["turn_index"] for end in ends] == list(range(len(ends)))
-    assert ends[0]["words"][0]["start"] == expected[0].words[0].start
+    assert ends[0]["words"][0]["start"] == expected[0].words[0].start and ends[0]["words"][0]["confidence"] == 1.0
     eager, begun, early = None, False, 0
     for message in told:
         event, text = message["event"], message["transcript"]
@@ -459,9 +505,9 @@ def test_a_pause_behind_a_cut_ends_the_turn_without_words_too(more):
 )
 def test_flux_refuses_what_it_does_not_take(address, query, said):
     with pytest.raises(InvalidStatus) as refused:
-        socket(address, f"/v2/listen?sample_rate=16000{query}")
+        socket(address, f"/v2/listen?encoding=linear16{query}")
     assert refused.value.response.status_code == 400 and said in refused.value.response.body.decode()
-    with socket(address, "/v2/listen") as line:
+    with socket(address, "/v2/listen?encoding=linear16") as line:
         line.recv()
         line.send('{"type": "KeepAlive"}')
         with pytest.raises(ConnectionClosed) as closed:

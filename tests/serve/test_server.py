@@ -11,9 +11,11 @@ import weakref
 import httpx
 import openai
 import pytest
+import torch
 from listening import client, listening
 
-from mmaccel.errors import PromptError
+from mmaccel.errors import MemoryLimitError, PromptError
+from mmaccel.serve import app
 from mmaccel.serve.app import Server, ServerLimits
 from mmaccel.serve.endpoint import Endpoint, Fields, Left, Request
 from mmaccel.serve.metrics import Metrics
@@ -52,6 +54,8 @@ class Slow(Endpoint):
         for request in requests:
             if request.pieces is not None:
                 request.pieces.put(request.text)
+        if "fails late" in self.batches[-1]:
+            raise ZeroDivisionError("secret of the machine")
         return [{"text": request.text} for request in requests]
 
     def piece(self, request, text):
@@ -180,22 +184,49 @@ def test_a_stream_ends_with_its_text(served, slow):
     lines = post(address, {"text": "hello", "stream": True}).text.split("\n\n")
     assert lines == ['data: {"piece": "hello"}', 'data: {"piece": null}', "data: [DONE]", ""]
     slow.may.release()
-    lines = post(address, {"text": "fails", "stream": True}).text.split("\n\n")
-    assert "the server failed" in lines[0] and "secret" not in str(lines) and lines[1] == "data: [DONE]"
+    lines = post(address, {"text": "fails late", "stream": True}).text.split("\n\n")
+    assert lines[0] == 'data: {"piece": "fails late"}' and lines[2] == "data: [DONE]"
+    assert "the server failed" in lines[1] and "secret" not in str(lines)
     figures = httpx.get(f"{address}/metrics").text
     assert all(f'mmaccel_requests_total{{status="{status}"}} 1.0' in figures for status in (200, 500))
 
 
-def test_a_stream_that_its_client_leaves_is_counted_as_left(served, slow):
+def test_a_stream_that_fails_before_its_first_word_is_answered_as_what_it_is(slow):
+    def answer(requests):
+        raise PromptError("it is too long") if requests[0].text == "long" else ZeroDivisionError
+
+    slow.answer = answer
+    with listening(slow) as (_, address):
+        for text, status, message in (("long", 400, "it is too long"), ("fails", 500, "the server failed")):
+            answer = post(address, {"text": text, "stream": True})
+            assert answer.status_code == status and answer.json()["error"]["message"].startswith(message)
+        figures = httpx.get(f"{address}/metrics").text
+    assert all(f'mmaccel_requests_total{{status="{status}"}} 1.0' in figures for status in (400, 500))
+
+
+def test_a_stream_that_waits_for_its_turn_begins_meanwhile(served, slow, monkeypatch):
+    monkeypatch.setattr(app, "CHECK", 0.1)
+    with httpx.stream("POST", f"{served[1]}/v1/echo", json={"text": "hello", "stream": True}, timeout=20) as answer:
+        assert answer.status_code == 200, "before the model has said a word"
+        slow.may.release()
+        assert answer.read().startswith(b'data: {"piece": "hello"}')
+
+
+@pytest.mark.parametrize("check", (0.1, 5.0))
+def test_a_stream_that_its_client_leaves_is_counted_as_left(served, slow, monkeypatch, check):
+    """Once its answer has begun, and before."""
+    monkeypatch.setattr(app, "CHECK", check)
     _, address = served
-    with httpx.stream("POST", f"{address}/v1/echo", json={"text": "hello", "stream": True}):
-        slow.began.get(timeout=30)
+    with contextlib.suppress(httpx.ReadTimeout), httpx.Client(timeout=1) as leaver:
+        leaver.post(f"{address}/v1/echo", json={"text": "hello", "stream": True})
+    assert slow.began.get(timeout=30) == ["hello"]
     left = 'mmaccel_requests_total{status="499"} 1.0'
     until(lambda: left in httpx.get(f"{address}/metrics").text)
 
 
-@pytest.mark.parametrize("version", ("2.3", "2.4"))
-def test_a_client_that_is_gone_before_the_first_event_is_counted_and_given_up(slow, monkeypatch, version):
+@pytest.mark.parametrize(("version", "check"), (("2.3", 0.0), ("2.4", 0.0), ("2.4", 5.0)))
+def test_a_client_that_is_gone_before_the_first_event_is_counted_and_given_up(slow, monkeypatch, version, check):
+    monkeypatch.setattr(app, "CHECK", check)
     messages = [{"type": "http.request", "body": b'{"text": "hello", "stream": true}'}]
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     request = {"type": "http", "method": "POST", "path": slow.path, "query_string": b"", "headers": headers}
@@ -247,6 +278,44 @@ def test_what_takes_too_long_is_given_up(slow):
         assert answer.status_code == 504 and "took too long" in answer.json()["error"]["message"]
         slow.may.release(2)  # what was given up may take one before it notices
         assert post(address, {"text": "again"}).json() == {"text": "again"}
+
+
+def test_what_failed_or_took_too_long_is_not_asked_for_again_by_openai_s_client(slow):
+    slow.may.release(3)
+    with listening(slow, ServerLimits(deadline=1)) as (_, address):
+        ask = client(address).with_options(max_retries=2)
+        with pytest.raises(openai.InternalServerError, match="the server failed"):
+            ask.post("/echo", body={"text": "fails"}, cast_to=object)
+        while slow.may.acquire(blocking=False):
+            pass
+        with pytest.raises(openai.APIStatusError, match="took too long"):
+            ask.post("/echo", body={"text": "forever"}, cast_to=object)
+    assert slow.batches == [["fails"], ["forever"]]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    (
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), 413, "there is not enough memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 413, "there is not enough memory"),
+        (MemoryError(), 413, "ask for less, such as fewer or smaller pictures"),
+        (MemoryLimitError("it needs 3 GB"), 400, "it needs 3 GB"),
+        (RuntimeError("shapes cannot be multiplied"), 500, "the server failed"),
+    ),
+)
+def test_too_little_memory_is_told_as_what_it_is(slow, error, status, message):
+    def answer(requests):
+        raise error
+
+    slow.answer = answer
+    with listening(slow) as (_, address):
+        answered = post(address, {"text": "much"})
+    assert answered.status_code == status and message in answered.json()["error"]["message"]
+
+
+def test_long_answers_are_told_apart_by_their_times(served, slow):
+    figures = httpx.get(f"{served[1]}/metrics").text
+    assert all(f'mmaccel_request_seconds_bucket{{le="{most}"}}' in figures for most in ("0.1", "10.0", "1000.0"))
 
 
 def test_a_failure_is_told_without_the_machine_s_secrets(served, slow):
@@ -360,7 +429,11 @@ def test_a_request_of_very_many_values_is_not_read(slow):
 
 
 def test_other_paths_and_ways_are_none(served):
-    assert httpx.post(f"{served[1]}/v1/other").json()["error"]["message"] == "Not Found: /v1/other"
+    for path in ("/echo", "/v1/other"):
+        answer = httpx.post(f"{served[1]}{path}")
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 404 and message.startswith(f"Not Found: {path}, this server answers POST /v1/echo")
+        assert f"base_url={served[1]}/v1)" in message
     assert httpx.get(f"{served[1]}/v1/echo").status_code == 405
 
 

@@ -13,7 +13,6 @@ from transformers import (
 
 from mmaccel.adapter import find_adapter
 from mmaccel.cache.argument import cached
-from mmaccel.errors import UnsupportedTargetError
 from mmaccel.speech.audio.growing_audio import GrowingAudio
 from mmaccel.speech.decoding.cross_cache import CrossCache
 from mmaccel.speech.decoding.redecode import EncoderStates, decode
@@ -57,17 +56,20 @@ def whisper():
     return untrained(lambda: WhisperForConditionalGeneration(config), 1, 24.0)
 
 
-class GrowingWhisper(WhisperAdapter):
-    """As if its encoder only appended: the projection is the same."""
+class Counted(CrossCache):
+    """Counts the positions that it projects."""
 
-    def cross_input(self, hidden_states, start):
-        return hidden_states
+    projected = 0
+
+    def _append(self, adapter, hidden_states, start):
+        super()._append(adapter, hidden_states, start)
+        self.projected += hidden_states.shape[1]
 
 
 def adapters():
     yield MoonshineStreamingAdapter(streaming())
     yield MoonshineStreamingAdapter(streaming(24))  # the sizes of encoder and decoder are equal: no projection
-    yield GrowingWhisper(whisper())
+    yield WhisperAdapter(whisper())
 
 
 ADAPTERS = list(adapters())
@@ -98,7 +100,7 @@ def difference(one, two):
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=("moonshine_streaming", "equal_sizes", "whisper"))
 @pytest.mark.parametrize("ends", ((40,), (1, 2, 3, 40), (13, 13, 25, 40)), ids=str)
 def test_grown_is_full(adapter, ends):
-    hidden, cache = states(40), CrossCache()
+    hidden, cache = states(40), Counted()
     for end in ends:
         grown = cache.update(adapter, hidden[:, :end])
         assert difference(grown, full(adapter, hidden[:, :end])) < 1e-6
@@ -109,7 +111,7 @@ def test_grown_is_full(adapter, ends):
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=("moonshine_streaming", "equal_sizes", "whisper"))
 def test_frames_that_changed_are_projected_again(adapter):
     """The last frames, while their lookahead is missing; a shorter piece; another one."""
-    hidden, cache = states(40), CrossCache()
+    hidden, cache = states(40), Counted()
     before = hidden[:, :30].clone()
     before[:, 25:] += 1.0
     cache.update(adapter, before)
@@ -134,7 +136,7 @@ def test_states_changed_in_place_are_noticed():
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=("moonshine_streaming", "equal_sizes", "whisper"))
 def test_decoding_across_updates(adapter):
     """The same tokens as without the cache and the draft, in fewer passes."""
-    hidden, cache, draft, passes = states(40), CrossCache(), (), 0
+    hidden, cache, draft, passes = states(40), Counted(), (), 0
     for end in range(4, 41, 4):
         encoded = Encoded(hidden[:, :end], end * 0.02)
         plain = decode(adapter, encoded, [1], max_new_tokens=12)
@@ -150,6 +152,7 @@ def test_a_segment_that_grows():
     assert isinstance(adapter, MoonshineStreamingAdapter) and adapter.appends
     samples = 0.1 * torch.randn(RATE, generator=torch.Generator().manual_seed(0))
     audio, draft = GrowingAudio(adapter), ()
+    audio.cache = Counted()
     for end in range(1000, RATE + 1, 3000):
         encoded, whole = audio.encode(samples[:end]), adapter.encode(samples[:end])
         assert encoded.seconds == whole.seconds == end / RATE
@@ -187,9 +190,3 @@ def test_the_adapter_of_moonshine_streaming():
 def test_the_adapter_encodes_in_the_models_precision():
     adapter = MoonshineStreamingAdapter(streaming().bfloat16())
     assert adapter.encode(torch.zeros(RATE)).hidden_states.dtype is torch.bfloat16
-
-
-def test_other_models_are_refused():
-    adapter = WhisperAdapter(whisper())
-    with pytest.raises(UnsupportedTargetError, match="WhisperForConditionalGeneration: decode without `cache`"):
-        decode(adapter, Encoded(states(10), 0.2), [1], cache=CrossCache(), max_new_tokens=3)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sampled_models
 import torch
 from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 
@@ -349,6 +350,26 @@ def test_measuring_that_breaks_off_is_begun_again(wan, monkeypatch):
     assert "forward" not in vars(pipe.transformer)
 
 
+def test_measuring_that_is_interrupted_settles_nothing(wan):
+    """As diffusers interrupts a pipeline: the call returns, with an output that is half made."""
+    pipe, call = wan
+    interrupted = []
+
+    def interrupt(pipe, step, timestep, tensors):
+        if step == 3 and not interrupted:
+            interrupted.append(step)
+            pipe._interrupt = True
+        return tensors
+
+    with mmaccel.accelerate(pipe, auto(target_speedup=1.5)) as fast:
+        fast(**call, callback_on_step_end=interrupt)
+        assert fast.plan.methods == (auto(target_speedup=1.5),) and not fast.plan.measured
+        assert ["interrupted while it measured" in text for text in fast.report.warnings] == [True]
+        assert fast.report.speedup is None, "the plain run was not whole"
+        fast(**call)
+        assert fast.plan.measured and not any("interrupted" in text for text in fast.report.warnings)
+
+
 def test_another_thread_is_refused_while_the_first_call_is_measured(wan):
     pipe, call = wan
     said = []
@@ -432,7 +453,7 @@ def test_settings_are_checked(settings):
 
 
 def test_a_transformer_without_its_pipeline_is_refused_at_once():
-    model, _ = examples.wan()
+    model, _ = sampled_models.wan()
     with pytest.raises(UnsupportedTargetError, match="needs the steps of a pipeline"):
         mmaccel.plan(model, auto())
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import sampled_models
 import torch
 from diffusers import AudioPipelineOutput, DiffusionPipeline, StableVideoDiffusionPipeline
 from diffusers.modular_pipelines import PipelineState
@@ -343,7 +344,7 @@ class Scheduled(DiffusionPipeline):
 )
 def test_guidance_of_every_step_fixes_the_steps(call, count):
     pipe = Scheduled()
-    pipe.register_modules(transformer=examples.wan()[0])
+    pipe.register_modules(transformer=sampled_models.wan()[0])
     trial = trial_of(pipe, **call)
     assert trial.count == count and ("guidance_schedule= fixes the steps" in trial.no_simple) == (count == 0)
 

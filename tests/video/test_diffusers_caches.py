@@ -523,15 +523,16 @@ def given_to(monkeypatch, place, method, pipe, **stepper):
 def test_faster_cache_estimates_branches_only_where_they_are_halves_of_a_batch(monkeypatch):
     """In a family whose arguments are known to be split, and where the pipeline says that it guides."""
     place = "faster_cache.apply_faster_cache"
-    for name, guides, estimates in (
-        ("CogVideoXTransformer3DModel", True, True),
-        ("CogVideoXTransformer3DModel", False, False),
-        ("CogVideoXTransformer3DModel", None, False),
-        (WAN, True, False),
+    for name, said, estimates in (
+        ("CogVideoXTransformer3DModel", {"do_classifier_free_guidance": True}, True),
+        ("CogVideoXTransformer3DModel", {"do_classifier_free_guidance": False, "guidance_scale": 6.0}, False),
+        ("CogVideoXTransformer3DModel", {"guidance_scale": 6.0}, True),  # all that CogVideoX's pipelines tell
+        ("CogVideoXTransformer3DModel", {"guidance_scale": 1.0}, False),
+        ("CogVideoXTransformer3DModel", {}, False),
+        (WAN, {"do_classifier_free_guidance": True}, False),
     ):
         pipe, _, _ = loop.pipeline(name)
-        if guides is not None:
-            pipe.do_classifier_free_guidance = guides
+        vars(pipe).update(said)
         config = given_to(monkeypatch, place, video.FasterCache(), pipe, is_first=False, timestep=300.0)
         assert config.is_guidance_distilled is not estimates
         assert config.tensor_format == ("BCFHW" if name == WAN else "BFCHW")

@@ -1,5 +1,6 @@
 """EasyCache as a hook that diffusers puts on a transformer, beside the session that does the same."""
 
+import diffusion_loop as loop
 import pytest
 import torch
 from diffusers.hooks import HookRegistry
@@ -28,6 +29,18 @@ def test_the_outputs_are_those_of_a_session(build):
     assert torch.equal(pipe(**given)[0], plain) and not torch.equal(expected, plain)
 
 
+def test_a_timestep_by_another_name():
+    """Z-Image calls it `t`, and takes its latents in a list."""
+    more = {**SETTINGS, "threshold": 1e6}
+    pipe, start, call = loop.pipeline("ZImageTransformer2DModel")
+    with mmaccel.accelerate(pipe, EasyCache(**more)) as fast:
+        expected, computed = fast(start, call, steps=12), fast.report.details["computed"]
+    hook = EasyCacheHook(12, **more)
+    HookRegistry.check_if_exists_or_initialize(pipe.transformer).register_hook(hook, "easy_cache")
+    assert torch.equal(pipe(start, call, steps=12), expected)
+    assert hook.computed == [done > 0 for done in computed] and False in hook.computed
+
+
 def hooked(hook, calls):
     """A model that notes when it is called."""
 
@@ -41,8 +54,8 @@ def hooked(hook, calls):
     return model
 
 
-def test_noise_is_reused_as_it_is():
-    hook, calls = EasyCacheHook(4, threshold=1e6, warmup=2, cooldown=0, flow=False), []
+def test_an_output_is_reused_as_it_is():
+    hook, calls = EasyCacheHook(4, threshold=1e6, warmup=2, cooldown=0), []
     model = hooked(hook, calls)
     outputs = [model(torch.full((1, 2), x), timestep) for x, timestep in ((1.0, 4), (2.0, 3), (3.0, 2), (4.0, 1))]
     assert calls == [4, 3] and [float(output[0, 0]) for output in outputs] == [2, 4, 4, 4]

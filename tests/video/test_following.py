@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import diffusers
 import diffusion_loop as loop
 import pytest
+import sampled_models
 import torch
 from PIL import Image
 from transformers import (
@@ -454,7 +455,7 @@ OF_TOKENS = (video.TokenCache(), video.HeterogeneousSteps(fraction=0.2), video.H
 
 
 def test_plans_refuse_a_bare_transformer_and_compiled_blocks():
-    model, _ = examples.wan()
+    model, _ = sampled_models.wan()
     for method in (*METHODS, *OF_BLOCKS, *OF_TOKENS, video.Auto()):
         with pytest.raises(UnsupportedTargetError, match=r"needs the steps of a pipeline.*accelerate\(pipe"):
             mmaccel.plan(model, method)

@@ -5,6 +5,7 @@ import itertools
 
 import diffusion_loop as loop
 import pytest
+import sampled_models
 import torch
 from accelerate import cpu_offload
 from diffusers import (
@@ -255,6 +256,24 @@ def test_guidance_that_begins_in_the_middle(wan, setting):
     with mmaccel.accelerate(pipe, HeterogeneousSteps(**setting)) as fast:
         assert distance(run(fast, call), plain) < 0.2
         assert distance(run(fast, call), plain) < 0.2  # also where the schedule is known
+
+
+@pytest.mark.parametrize("end", (9, 10, 11, 12))
+def test_guidance_that_ends_in_the_middle(wan, end):
+    """No slope leads from what it gave before to what comes after, and the first step that can be is computed."""
+    pipe, call = wan
+
+    def stop(pipe, step, timestep, kwargs):
+        pipe._guidance_scale = 8.0 if step < end - 1 else 1.0
+        return {}
+
+    call = {**call, "guidance_scale": 8.0, "callback_on_step_end": stop}
+    plain = run(pipe, call)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps()) as fast:
+        error = distance(run(fast, call), plain)
+        shares = fast.report.details["steps"]
+    assert 1.0 in shares[end : end + 2] and sum(shares) <= len(shares) / 2 + 1
+    assert error < 0.2
 
 
 def test_guidance_branches_see_only_their_own_keys_and_values(wan):
@@ -621,7 +640,7 @@ def test_velocities_that_are_not_finite_are_said(wan):
 
 
 def test_a_transformer_without_its_pipeline_is_refused():
-    model, _ = examples.wan()
+    model, _ = sampled_models.wan()
     with pytest.raises(UnsupportedTargetError, match=r"accelerate\(pipe"):
         mmaccel.accelerate(model, HeterogeneousSteps())
 
@@ -718,7 +737,7 @@ def test_the_long_warm_up_is_that_of_the_first_expert(wan, monkeypatch):
 @pytest.mark.parametrize("settings", (
     {"budget": 0}, {"budget": 1.1}, {"budget": "half"}, {"policy": "best"}, {"forecast": 2}, {"warmup": 0},
     {"cooldown": -1}, {"interval": 0}, {"fraction": 1.5}, {"tokens": "coldest"}, {"kv": "disk"},
-    {"target": "fast"}, {"tolerance": -1},
+    {"target": "fast"}, {"tolerance": -1}, {"steps": 20}, {"steps": (3, 2)}, {"steps": (2,)},
 ))  # fmt: skip
 def test_settings_are_checked(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):

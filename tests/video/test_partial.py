@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+import sampled_models
 import torch
 from diffusers import (
     CogVideoXTransformer3DModel,
@@ -17,7 +18,6 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import snapshot
-from mmaccel.video import examples
 from mmaccel.video.blocks.token_subset import KeysValues, TokenSubset
 from mmaccel.video.families.adapter import token_grid
 from mmaccel.video.families.families import find_family, layout_of
@@ -86,9 +86,9 @@ def from_examples(build):
 
 
 FAMILIES = {
-    "wan": from_examples(examples.wan),
-    "ltx": from_examples(examples.ltx),
-    "flux": from_examples(examples.flux),
+    "wan": from_examples(sampled_models.wan),
+    "ltx": from_examples(sampled_models.ltx),
+    "flux": from_examples(sampled_models.flux),
     "sd3": sd3,
     "pixart": pixart,
     "cogvideox": cogvideox,
@@ -153,7 +153,7 @@ def test_an_exception_leaves_no_pass_open(model_and_call):
 
 
 def test_compiled_and_unknown_transformers_are_refused():
-    model, _ = examples.wan()
+    model, _ = sampled_models.wan()
     model.blocks[0].compile()
     with ExitStack() as stack, pytest.raises(UnsupportedTargetError, match="compiled"):
         PartialForward(model, stack)
@@ -187,15 +187,15 @@ def test_layouts_come_back(shape, patch):
 def test_grids_are_those_of_the_call():
     model, call = hunyuan()
     assert token_grid(model, (), call) == (3, 4, 4), "one number for both sides of a patch"
-    for build in (examples.wan, examples.ltx):
+    for build in (sampled_models.wan, sampled_models.ltx):
         model, arguments = build()
         call = arguments(1, frames=3, height=4, width=5)
         assert token_grid(model, (), call) == (3, 4, 5)
     del call["width"]
     assert token_grid(model, (), call) is None
-    wan, arguments = examples.wan()
+    wan, arguments = sampled_models.wan()
     assert token_grid(wan, (arguments(frames=2)["hidden_states"],), {}) == (2, 8, 8)
-    assert token_grid(*examples.flux()[:1], (), {}) is None
+    assert token_grid(*sampled_models.flux()[:1], (), {}) is None
 
 
 def test_tokens_lie_as_the_transformer_has_them():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import diffusion_loop as loop
 import pytest
+import sampled_models
 import torch
 import torch.nn.functional as F
 from diffusers.models.transformers import transformer_wan
@@ -23,7 +24,7 @@ POLICIES = ("pooled_top_k", "pooled_top_p", "sparge", "radial", "sliding_tile")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("build", (examples.wan, examples.ltx))
+@pytest.mark.parametrize("build", (sampled_models.wan, sampled_models.ltx))
 def test_every_policy_saves_what_it_says(policy, build):
     model, arguments = build()
     call = arguments(2, frames=16)
@@ -40,7 +41,7 @@ def test_every_policy_saves_what_it_says(policy, build):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_blocks_are_dense_attention(policy):
     """The whole path, permutation included, with nothing left out."""
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     call = arguments(1)
     almost = SparseAttention(policy, budget=0.9999, min_length=64, always=True)
     everything = torch.ones(1, 1, 4, 4, dtype=torch.bool)
@@ -63,7 +64,7 @@ def test_all_blocks_are_dense_attention(policy):
 
 def test_tiles_come_back_to_their_places(monkeypatch):
     """On a grid of four tiles, whose order is not its own inverse."""
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     call = arguments(1, frames=2, height=16, width=24)
     order = policies.tile_order((2, 16, 24), (2, 8, 8), device="cpu")
     assert not torch.equal(order, order.argsort())
@@ -77,7 +78,7 @@ def test_tiles_come_back_to_their_places(monkeypatch):
 
 @pytest.mark.parametrize(("least", "engages"), [(256, True), (257, False)])
 def test_shorter_sequences_stay_dense(least, engages):
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     with mmaccel.accelerate(model, SparseAttention(min_length=least, always=True)) as fast:
         fast(**arguments(1))
         assert fast.report.engaged == engages
@@ -92,7 +93,7 @@ def test_places_follow_the_grid():
 
 
 def test_short_sequences_stay_dense_and_say_so():
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     with mmaccel.accelerate(model, SparseAttention(min_length=257)) as fast:
         out = fast(**arguments(1))
         assert not fast.report.engaged and "did not engage" in str(fast.report)
@@ -107,8 +108,8 @@ def test_attention_that_stays_dense_leaves_what_the_method_beside_it_did():
 
 
 def test_other_models_and_threads_do_not_notice():
-    model, arguments = examples.wan()
-    other, _ = examples.wan(seed=1)
+    model, arguments = sampled_models.wan()
+    other, _ = sampled_models.wan(seed=1)
     expected = other(**arguments(1))
     query = torch.randn(1, 2, 256, 24)
     dense = F.scaled_dot_product_attention(query, query, query)
@@ -124,7 +125,7 @@ def test_other_models_and_threads_do_not_notice():
 
 
 def test_an_exception_leaves_the_function_alone():
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     query = torch.randn(1, 2, 256, 24)
     dense = F.scaled_dot_product_attention(query, query, query)
     with mmaccel.accelerate(model, SparseAttention(min_length=64, always=True)) as fast:
@@ -141,7 +142,7 @@ def test_an_exception_leaves_the_function_alone():
 def test_a_pipeline_is_accelerated_through_its_transformer():
     from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline
 
-    model, _ = examples.wan()
+    model, _ = sampled_models.wan()
     model._forward_hooks.clear()
     vae = AutoencoderKLWan(
         base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, latents_mean=[0.0] * 4, latents_std=[1.0] * 4
@@ -167,7 +168,7 @@ def test_a_pipeline_is_accelerated_through_its_transformer():
 
 
 def test_where_dense_is_faster_it_runs_and_the_report_says_so(monkeypatch):
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     monkeypatch.setattr("mmaccel.kernels.should_use_sparse", lambda *_, **__: False)
     with mmaccel.accelerate(model, SparseAttention(min_length=64)) as fast:
         out = fast(**arguments(1))
@@ -217,7 +218,7 @@ def test_attention_with_a_mask_stays_dense_and_the_report_says_so():
 
 
 def test_attention_of_another_kernel_stays_as_it_is_and_the_report_says_so(monkeypatch):
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     monkeypatch.setattr(transformer_wan, "dispatch_attention_fn", lambda query, *given, **more: query)
     with mmaccel.accelerate(model, SparseAttention(min_length=64, always=True)) as fast:
         fast(**arguments(1))
@@ -291,7 +292,7 @@ def test_policies_by_content_get_the_budget_and_are_not_causal(policy, monkeypat
 
 def test_places_are_those_of_the_call():
     """Of every call anew; a sequence of another length has none, and is left dense."""
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     with mmaccel.accelerate(model, SparseAttention("sliding_tile", 0.5, min_length=64, always=True)) as fast:
         for frames in (16, 8, 16):
             fast(**arguments(1, frames=frames))
@@ -318,7 +319,7 @@ def test_a_call_that_does_not_tell_where_tokens_lie_is_said():
 
 
 def test_compiled_modules_are_refused_where_something_is_changed():
-    model, _ = examples.wan()
+    model, _ = sampled_models.wan()
     model.blocks[1].attn1.compile()
     with pytest.raises(UnsupportedTargetError, match="is compiled"):
         mmaccel.plan(model, SparseAttention())
@@ -335,7 +336,7 @@ def test_bad_settings(name, value):
 
 
 def test_a_policy_by_place_needs_a_known_grid():
-    model, _ = examples.flux()
+    model, _ = sampled_models.flux()
     with pytest.raises(UnsupportedTargetError, match="FluxTransformer2DModel is not among"):
         mmaccel.accelerate(model, SparseAttention("radial"))
     joint, _, _ = loop.pipeline("HunyuanVideoTransformer3DModel")  # text is among its tokens
@@ -371,7 +372,7 @@ def test_attention_to_a_text_as_long_as_the_latents_stays_dense(text, monkeypatc
 
 
 def test_a_copy_of_a_transformer_is_plain():
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     call = arguments(1)
     plain = model(**call)
     with mmaccel.accelerate(model, SparseAttention(min_length=64, always=True)) as fast:

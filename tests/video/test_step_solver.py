@@ -5,10 +5,12 @@ import weakref
 import diffusion_loop as loop
 import numpy as np
 import pytest
+import sampled_models
 
 import mmaccel
 from mmaccel import video
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.stepping import best_steps
 from mmaccel.stepping.schedule import chosen
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import HeterogeneousSteps, calibrate_steps, examples
@@ -46,7 +48,7 @@ def prompted(kind=Prompted):
     (calibrate_steps, video.calibrate_mag_cache, video.calibrate_tea_cache, video.calibrate_token_cache),
 )
 def test_a_calibration_first_checks_the_pipeline(calibrate):
-    model, arguments = examples.wan()
+    model, arguments = sampled_models.wan()
     with pytest.raises(UnsupportedTargetError, match="needs the steps of a pipeline"):
         calibrate(model, **arguments())
 
@@ -89,6 +91,28 @@ def test_a_calibration_that_breaks_off_leaves_nothing():
     assert len(pipe.asked) == 2, "in the run of the second prompt"
     assert not {"forward", "step", "set_timesteps"} & {*vars(pipe.transformer), *vars(pipe.scheduler)}
     mmaccel.accelerate(pipe, HeterogeneousSteps()).remove()
+
+
+@pytest.mark.parametrize(
+    ("calibrate", "settings"),
+    (
+        (calibrate_steps, {"budget": 20}),
+        (video.calibrate_tea_cache, {"threshold": "0.2"}),
+        (video.calibrate_mag_cache, {"threshold": -1}),
+    ),
+)
+def test_a_setting_is_refused_before_anything_runs(calibrate, settings):
+    pipe, call = prompted()
+    with pytest.raises(SettingError, match=next(iter(settings))):
+        calibrate(pipe, PROMPTS, **settings, call=call)
+    assert "asked" not in vars(pipe)
+
+
+def test_rounded_levels_may_be_equal():
+    """As timesteps of many Karras or Lu levels are."""
+    velocities = np.arange(6.0)[:, None] ** 2
+    found = best_steps(velocities @ velocities.T, [1, 0.5, 0.1, 0.1, 0.1, 0.1, 0], 4)
+    assert len(found) == 4 and (found[0], found[-1]) == (0, 5)
 
 
 def test_ratios_are_the_mean_of_all_prompts():

@@ -336,3 +336,9 @@ def test_pages_of_the_shipped_reader(crops, fewer):
         report = fast.report
     assert torch.equal(found, plain)
     assert report.forwards < plain.shape[1] / fewer and not report.warnings
+
+
+def test_without_a_session_there_are_no_regions():
+    said = r"takes regions in a session only: use mmaccel.accelerate\(.*, or vlm.TextDraft\(\).custom_generate\(\) with"
+    with pytest.raises(SettingError, match=said):
+        DocumentDraft().custom_generate()

@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    MptConfig,
+    MptForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 import mmaccel
 from mmaccel.decoding.generated_text import positions_of
@@ -20,7 +29,17 @@ def opt():
     return OPTForCausalLM(OPTConfig(max_position_embeddings=40, word_embed_proj_dim=32, **sizes, **SIZES))
 
 
-@pytest.mark.parametrize("build", (gpt2, opt), ids=lambda build: build.__name__)
+def gptj():
+    return GPTJForCausalLM(GPTJConfig(n_positions=40, n_embd=32, n_layer=2, n_head=4, rotary_dim=8, **SIZES))
+
+
+def mpt():
+    model = MptForCausalLM(MptConfig(max_seq_len=40, d_model=32, n_layers=2, n_heads=4, **SIZES))
+    model.generation_config.use_cache = True
+    return model
+
+
+@pytest.mark.parametrize("build", (gpt2, opt, gptj, mpt), ids=lambda build: build.__name__)
 @pytest.mark.parametrize("embedded", (False, True))
 def test_drafts_end_with_the_positions_of_a_model(build, embedded):
     """It repeats itself up to the end, and stops two tokens before its positions do."""

@@ -154,6 +154,26 @@ def test_trees_and_batches_beside_windows(build, batch, pad, bare):
         torch.testing.assert_close(one.values, two.values, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("build", (gemma3, mistral), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("batch", (1, 3))
+@pytest.mark.parametrize("turn", (False, True), ids=("prompt", "later turn"))
+def test_windows_count_what_a_mask_hides_within_a_text(build, batch, turn):
+    """As transformers does: what a shorter answer was padded with in an earlier turn takes places of a window."""
+    model, given = build(), call(batch, max_new_tokens=50)
+    first = model.generate(**{**given, "max_new_tokens": 9}, return_dict_in_generate=True)
+    if turn:
+        given["input_ids"] = torch.cat([first.sequences, given["input_ids"][:, 3:6]], 1)
+    given["attention_mask"] = torch.ones_like(given["input_ids"])
+    for row, mask in enumerate(given["attention_mask"]):
+        mask[-12 + 2 * row : -3] = 0
+    cache = {"past_key_values": first.past_key_values} if turn else {}
+    plain = model.generate(**given, **copy.deepcopy(cache))
+    with mmaccel.accelerate(model, TokenRecycling(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given, **copy.deepcopy(cache)), plain)
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+
+
 @pytest.mark.parametrize("build", (gemma2, qwen3_next, falcon_h1), ids=lambda build: build.__name__)
 @pytest.mark.parametrize(("batch", "pad", "eos"), ((1, 5, None), (3, 0, 7), (3, 5, None), (8, 5, 7)))
 def test_batches_that_are_read_in_step(build, batch, pad, eos):

@@ -100,6 +100,17 @@ def test_tiles_of_one_picture_are_not_frames_of_a_video():
         assert [len(kept.sizes) for kept in vlm.kept(fast)] == [2, 1, 1, 1] and fast.report.visual_tokens == 4 * 4
 
 
+def test_pictures_with_other_words_between_them_are_not_frames_of_a_clip():
+    """A clip of four frames, and behind a sentence two pictures that are compared."""
+    model, _ = build("InternVLForConditionalGeneration")
+    frame, picture = [*[IMAGE] * 16, 6, 7, 8, 5], [*[IMAGE] * 16, *range(10, 24)]
+    given = prompt(1, [*frame * 4, *range(10, 24), *picture * 2])
+    given |= {"pixel_values": clip(1, 6, 32)[0], "max_new_tokens": 4, "do_sample": False}
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=None, tokens=4)) as fast:
+        fast.generate(**given)
+        assert [len(kept.sizes) for kept in vlm.kept(fast)] == [4, 1, 1] and fast.report.visual_tokens == 3 * 4
+
+
 def test_glm_has_the_placeholder_of_pictures_for_videos_too():
     model, call = build("Glm4vForConditionalGeneration")
     given = call(2)

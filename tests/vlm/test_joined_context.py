@@ -119,12 +119,22 @@ def test_one_layer_loses_nothing_by_joining(joined, rope):
             assert context(fast)["from_store"] == sum(min(b, 79) - a - 4 * (a > 0) for a, b in spans)
 
 
-@pytest.mark.parametrize("name", ["LlavaOnevisionForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"])
-def test_two_clips_take_each_others_place(joined, name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("LlavaOnevisionForConditionalGeneration", {}),
+        ("Qwen2_5_VLForConditionalGeneration", {}),
+        ("Qwen2_5OmniThinkerForConditionalGeneration", {}),  # which finds a clip by the word before it alone
+        ("Qwen3OmniMoeThinkerForConditionalGeneration", {}),
+        ("Qwen3OmniMoeThinkerForConditionalGeneration", {"video_second_per_grid": torch.tensor([0.3, 0.3])}),
+    ],
+    ids=["onevision", "qwen2.5", "qwen2.5-omni", "qwen3-omni", "parts of a position"],
+)
+def test_two_clips_take_each_others_place(joined, name, more, monkeypatch):
     row = visual_models.rows()[name]
     monkeypatch.setitem(row, "text", {**row.get("text", {}), "num_hidden_layers": 1})
     model, call = visual_models.build(name)
-    one, other = two_clips(call, (0, 1)), two_clips(call, (1, 0))
+    one, other = ({**two_clips(call, order), **more} for order in ((0, 1), (1, 0)))
     plain = logits(model, other)
     towers = []
     tower = next(m for n, m in model.named_modules() if n.endswith(("vision_tower", "visual")))
@@ -146,6 +156,7 @@ def two_clips(call, order):
     """A prompt with the clip of two calls, in this order, and words between."""
     given = call(2)
     ids, types = given["input_ids"][:1], given.get("mm_token_type_ids")
+    ids[0, -7:] = torch.arange(10, 17)  # none of which begins a clip
     inputs = {**given, "input_ids": torch.cat([ids, ids], 1)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if types is not None:
@@ -328,6 +339,56 @@ def test_pictures_that_lie_apart_are_left_to_prefixes(joined):
         assert context(fast)["from_store"] and "cannot be told apart" in fast.report.warnings[-1]
 
 
+def test_pages_are_joined_whatever_the_settings_of_a_call(joined):
+    model, _ = visual_models.build("Qwen2_5OmniThinkerForConditionalGeneration")
+    ids = torch.randint(10, 40, (1, LENGTH), generator=torch.Generator().manual_seed(2))
+    given = {"input_ids": ids, "max_new_tokens": 3, "do_sample": False, "use_audio_in_video": False}
+    with mmaccel.accelerate(model, joined) as fast:
+        for seen in (0, 56):
+            fast.generate(**given, contexts=PAGES)
+            assert (context(fast)["parts"], context(fast)["from_store"]) == (2, seen)
+
+
+def test_a_clip_is_encoded_by_the_settings_of_the_call(joined, monkeypatch):
+    name = "LlavaOnevisionForConditionalGeneration"
+    monkeypatch.setitem(visual_models.rows()[name], "text", {"model_type": "qwen2", "num_hidden_layers": 1})
+    model, call = visual_models.build(name)
+    plain = {layer: logits(model, call(1, vision_feature_layer=layer)) for layer in (-1, -2)}
+    assert not torch.allclose(plain[-1], plain[-2], atol=1e-2), "the layer shows"
+    with mmaccel.accelerate(model, joined) as fast:
+        for layer, known in ((-1, False), (-2, False), (-1, True)):
+            found = logits(fast, call(1, vision_feature_layer=layer))
+            torch.testing.assert_close(found, plain[layer], atol=1e-3, rtol=1e-3)
+            assert context(fast)["parts"] == 1 and (context(fast)["from_store"] > 0) is known
+
+
+def test_sound_beside_a_clip_is_left_to_prefixes(joined):
+    model, call = visual_models.build("Qwen2_5OmniThinkerForConditionalGeneration")
+    model.config.audio_token_id, model.config.audio_start_token_id = 60, 58
+    given, sound = call(1), torch.tensor([[58, *[60] * 4, 59]])
+    given["input_ids"] = torch.cat([given["input_ids"][:, :2], sound, given["input_ids"][:, 2:]], 1)
+    given["attention_mask"] = torch.ones_like(given["input_ids"])
+    given["input_features"] = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
+    given["feature_attention_mask"] = torch.ones(1, 16).long()
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, joined) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert context(fast)["from_store"] and "cannot be told apart" in fast.report.warnings[-1]
+
+
+def test_features_in_place_of_pixels_are_left_to_prefixes(joined):
+    model, call = visual_models.build("Qwen2_5_VLForConditionalGeneration")
+    given = two_clips(call, (0, 1))
+    plain = model.generate(**given)
+    with torch.no_grad():
+        seen = model.model.get_video_features(given.pop("pixel_values_videos"), given["video_grid_thw"])
+    with mmaccel.accelerate(model, joined) as fast:
+        for known in (False, True):
+            assert torch.equal(fast.generate(**given, mm_encoder_outputs={"video": seen}), plain)
+            assert (context(fast)["from_store"] > 0) is known and "cannot be told apart" in fast.report.warnings[-1]
+
+
 def test_a_page_may_not_cut_a_clip(joined):
     model, call = visual_models.build("LlavaOnevisionForConditionalGeneration")
     inputs = call(1)
@@ -374,6 +435,8 @@ def test_pages_are_marked_with_the_same_tokens_everywhere():
     assert found[0] == found[1][::-1] and one["attention_mask"].all()
     assert other["contexts"][1][1] == other["input_ids"].shape[1]
     assert mark_contexts(tokenizer, "what?", [])["contexts"] == []
+    single, listed = (mark_contexts(tokenizer, f"{pages[0]} what?", page) for page in (pages[0], pages[:1]))
+    assert single["contexts"] == listed["contexts"] and torch.equal(single["input_ids"], listed["input_ids"])
     for bad in (pages[::-1], ["nowhere"], [""], [3]):
         with pytest.raises(SettingError, match="is not in the prompt behind"):
             mark_contexts(tokenizer, f"{pages[0]} {pages[1]} what?", bad)

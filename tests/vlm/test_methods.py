@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import mmaccel
@@ -400,7 +400,8 @@ def test_a_users_own_cache(llama):
     plain = model.generate(**arguments(2))
     for method in (SelectKV(dense_layers=0), CompressKV()):
         with mmaccel.accelerate(model, method) as session:
-            for own in ({"past_key_values": DynamicCache(config=model.config)}, {"cache_implementation": "static"}):
+            fixed = StaticCache(config=model.config, max_cache_len=200)
+            for own in ({"past_key_values": fixed}, {"cache_implementation": "static"}):
                 assert torch.equal(session.generate(**arguments(2), **own), plain)
                 assert "ran plainly: " in session.report.warnings[0] and not session.report.engaged
             assert torch.equal(session.generate(**arguments(2), use_cache=False), plain)

@@ -1,6 +1,7 @@
 """A smaller model guesses: the text stays the model's, and it is asked only where that is worth its time."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -133,6 +134,20 @@ def test_an_assistant_may_keep_windows():
     for behind in ([], [7], [7, 8], [9], [9, 9], [9, 9, 4, 5], [9, 9, 4, 6, 7, 8], [9, 9, 4, 6, 5]):
         found = helper._logits([*text, *behind])
         torch.testing.assert_close(found, model(torch.tensor([[*text, *behind]])).logits[0, -1], rtol=1e-3, atol=1e-3)
+
+
+def test_each_assistant_is_judged_by_itself(llama):
+    """And forgotten with it."""
+    with mmaccel.accelerate(llama, ModelDraft(always=True)) as fast:
+        twin, stranger = copy.deepcopy(llama), small()
+        for helper in (twin, stranger):
+            fast.generate(**call(), assistant_model=helper)
+        costs = fast.memory["vlm.ModelDraft, costs of assistants of 1 rows"]
+        assert costs[twin]._right > 0.9 * costs[twin]._expected and costs[stranger]._right < costs[twin]._right
+        assert fast.generate(**call(), assistant_model=twin).shape == (1, 66)
+        del twin, helper
+        gc.collect()
+        assert list(costs) == [stranger]
 
 
 def test_without_a_session_there_is_no_assistant():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import DynamicCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import mmaccel
@@ -408,6 +409,15 @@ def test_a_cache_of_another_session_is_not_ours():
         other.generate(ids, past_key_values=first.past_key_values, max_new_tokens=2, do_sample=False)
         assert "past_key_values is not from this session" in other.report.warnings[0]
         assert other.report.peak_extra_bytes == 0
+
+
+def test_what_is_not_the_usual_cache_or_not_empty_is_left_as_it_is():
+    model, arguments = examples.llama()
+    offloaded, filled, usual = DynamicCache(), DynamicCache(), DynamicCache()
+    offloaded.offloading = True
+    model(input_ids=arguments()["input_ids"], past_key_values=filled)
+    fixed = StaticCache(config=model.config, max_cache_len=200)
+    assert [generation._is_new(cache) for cache in (offloaded, filled, fixed, usual)] == [False] * 3 + [True]
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,42 @@ def test_a_second_question_about_a_clip_needs_no_tower(stored, name):
         handle.remove()
 
 
+@pytest.mark.parametrize(
+    "name", ["Qwen2_5OmniThinkerForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration"]
+)
+def test_a_clip_has_the_places_that_the_model_gives_it_without_a_mask(stored, name):
+    """Omni counts places up where there is no mask, and `generate` makes one."""
+    model, call = visual_models.build(name)
+    given = call(1, attention_mask=None, output_logits=True, return_dict_in_generate=True)
+    plain = model.generate(**given).logits
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**given)
+        torch.testing.assert_close(fast.generate(**given).logits, plain)
+        torch.testing.assert_close(fast.generate(given.pop("input_ids"), **given).logits, plain)
+        assert context(fast)["from_store"]
+
+
+def test_a_setting_is_no_picture(stored):
+    """Whole Omni models hand `use_audio_in_video=False` on with every text."""
+    model, _ = visual_models.build("Qwen2_5OmniThinkerForConditionalGeneration")
+    ids = torch.randint(10, 40, (1, LENGTH), generator=torch.Generator().manual_seed(2))
+    given = {"input_ids": ids, "max_new_tokens": 3, "do_sample": False}
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, stored) as fast:
+        for value, seen in ((False, 0), (False, 64), (True, 0), (True, 64)):
+            assert torch.equal(fast.generate(**given, use_audio_in_video=value), plain)
+            assert context(fast)["from_store"] == seen, "what is stored is of the same setting"
+
+
+def test_another_layer_of_the_tower_shows_another_picture(stored):
+    model, call = visual_models.build("LlavaForConditionalGeneration")
+    plain = {layer: model.generate(**call(1, vision_feature_layer=layer)) for layer in (-1, -2)}
+    with mmaccel.accelerate(model, stored) as fast:
+        for layer, known in ((-1, False), (-2, False), (-1, True), (-2, True)):
+            assert torch.equal(fast.generate(**call(1, vision_feature_layer=layer)), plain[layer])
+            assert (context(fast)["from_store"] > 0) is known
+
+
 def test_a_text_after_a_clip_has_positions_of_its_own(stored):
     """Models with positions in three axes remember where the last prompt's pictures ended."""
     model, call = visual_models.build("Qwen2_5_VLForConditionalGeneration")

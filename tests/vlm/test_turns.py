@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import mmaccel
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
@@ -65,6 +66,48 @@ def test_a_cache_of_the_user_survives_calls_that_return_tokens_alone(llama):
             tokens, seen = torch.cat([tokens, question], 1), torch.cat([seen, torch.ones_like(question)], 1)
             last.append(turn(session, tokens, seen, cache)[0])
     assert torch.equal(*last)
+
+
+@TURNS
+def test_a_cache_that_the_caller_made_serves_all_turns(llama, method):
+    """The usual loop of a conversation: one empty cache, and tokens alone from each call."""
+    model, _ = llama
+    ids, mask = examples.prompts(1, 60, pad=0)
+    question, seen = examples.prompts(1, 40, seed=1, pad=0)
+    for cache in (DynamicCache(), DynamicCache(config=model.config)):
+        tokens, told = ids, {"max_new_tokens": 4, "do_sample": False}
+        with mmaccel.accelerate(model, method) as session:
+            expected, *_ = talk(session, ids, mask, question, seen)
+            for more in (question[:, :0], question):
+                tokens = torch.cat([tokens, more], 1)
+                tokens = session.generate(tokens, past_key_values=cache, **told)
+                report = session.report
+                assert report.engaged and report.peak_extra_bytes and not report.warnings
+            assert torch.equal(tokens, expected) and cache.get_seq_length() == tokens.shape[1] - 1
+            again = copy.deepcopy(cache)
+            tokens = torch.cat([tokens, question], 1)
+            later = [session.generate(tokens, past_key_values=each, **told) for each in (cache, again)]
+            assert torch.equal(*later) and session.report.engaged
+
+
+@TURNS
+def test_a_turn_goes_on_from_one_in_inference_mode(llama, method):
+    """What is made there cannot be written to elsewhere; an answer that ends early leaves room to write."""
+    model, _ = llama
+    ids, _ = examples.prompts(2, 60, pad=0)
+    question, _ = examples.prompts(2, 5, seed=1, pad=0)
+    told = {"max_new_tokens": 30, "do_sample": False, "stopping_criteria": [lambda ids, _: torch.ones(2).bool()]}
+    answers = []
+    with mmaccel.accelerate(model, method) as session:
+        for modes in ((False, False, False), (True, False, True), (True, True, False)):
+            tokens, more = ids, {"return_dict_in_generate": True, **told}
+            for mode in modes:
+                with torch.inference_mode(mode):
+                    result = session.generate(tokens, attention_mask=torch.ones_like(tokens), **more)
+                tokens = torch.cat([result.sequences, question], 1)
+                more["past_key_values"] = result.past_key_values
+            answers.append(tokens)
+    assert torch.equal(answers[0], answers[1]) and torch.equal(answers[0], answers[2])
 
 
 @pytest.mark.parametrize("length", (5, 40))

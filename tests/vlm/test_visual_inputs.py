@@ -489,6 +489,54 @@ def test_a_video_lies_in_one_prompt():
         fast.generate(**call)
 
 
+@pytest.mark.parametrize("name", ("mm_token_type_ids", "token_type_ids"))
+def test_types_of_tokens_may_be_given_as_none(name):
+    model, arguments = visual_examples.qwen2_5_vl()
+    call = arguments(1)
+    call.pop("mm_token_type_ids", None)
+    with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+        assert torch.equal(fast.generate(**call, **{name: None}), fast.generate(**call))
+
+
+def by_features(model, call):
+    """A call that brings what the tower makes of its pixels, and the same with the pixels."""
+    name = next(name for name in ("pixel_values_videos", "pixel_values") if name in call)
+    kind = "video" if name == "pixel_values_videos" else "image"
+    grid = {name: call[name] for name in (f"{kind}_grid_thw",) if name in call}
+    with torch.no_grad():
+        seen = getattr(model.model, f"get_{kind}_features")(call[name], **grid, return_dict=True)
+    return {**{key: value for key, value in call.items() if key != name}, "mm_encoder_outputs": {kind: seen}}
+
+
+@pytest.mark.parametrize("family", ("llava_onevision", "qwen2_5_vl", "qwen3_vl", "internvl", "llava"))
+def test_features_stand_in_for_pixels(family):
+    model, arguments = EXAMPLES[family].build()
+    call = arguments(2)
+    features = by_features(model, call)
+    plain = model.generate(**call)
+    for method in (vlm.VidCom2(keep=0.4), vlm.FastV(keep=0.3)):
+        with mmaccel.accelerate(model, method) as fast:
+            expected, tokens = fast.generate(**call), fast.report.visual_tokens
+            assert torch.equal(fast.generate(**features), expected)
+            assert fast.report.engaged and fast.report.visual_tokens == tokens and not fast.report.warnings
+    for method in BY_ATTENTION:
+        with mmaccel.accelerate(model, method) as fast:
+            assert torch.equal(fast.generate(**features), plain) and not fast.report.engaged
+            assert "where mm_encoder_outputs are given: give pixels" in fast.report.warnings[0]
+
+
+@pytest.mark.parametrize("more", ("prefill_chunk_size", "mm_encoder_outputs"))
+def test_a_turn_that_cannot_be_shortened_does_not_go_on_from_one_that_was(more):
+    """Its positions would be those of the whole prompt."""
+    model, arguments = visual_examples.onevision()
+    call = arguments(1, return_dict_in_generate=True)
+    with mmaccel.accelerate(model, vlm.HoliTom(keep=0.4)) as fast:
+        first = fast.generate(**call)
+        given = {"prefill_chunk_size": 16} if more == "prefill_chunk_size" else by_features(model, call)
+        with pytest.raises(PromptError, match=f"cannot go on from the prompt that it has shortened: .*{more}"):
+            second_turn(fast, first, call, past_key_values=first.past_key_values, **{more: given[more]})
+
+
 @pytest.mark.parametrize("needs", ({"needs_key": False}, {"needs_attention": False}), ids=str)
 def test_the_tower_is_watched_for_a_method_that_needs_either(needs):
     model, arguments = visual_examples.onevision()

@@ -9,7 +9,6 @@ from mmaccel.bench.benchmark import by
 from mmaccel.bench.pages import markdown
 
 from . import findings
-from .cases import CONVERGING
 
 TITLE = "Video diffusion transformers"
 HEADING = "{:.0%} of the time"
@@ -76,11 +75,6 @@ COLUMNS = (
 )
 PLAIN_CONVERGED = ("plain_converged", "plain_converged_worst")
 SAMPLERS = "Other samplers, steps, guidance and shifts"
-LATER = "What these rows do not have"
-BEFORE = """
-They were measured before corrections went along parabolas instead of lines, before `target="converged"`, and before
-runs of fewer than 10 steps were computed as they are.
-""".strip()
 
 
 def of_default(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -94,14 +88,12 @@ def of_samplers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """For each budget what was found, and a table of all entries; then the samplers, and what older rows lack."""
+    """For each budget what was found, and a table of all entries; then the samplers."""
     budgets = by("budget", HEADING, of_default(rows)).items()
     found = {heading: f"{_found(group)}\n\n{table(group)}" for heading, group in budgets}
     grid = of_samplers(rows)
     if grid:
         found[SAMPLERS] = f"{GRID}\n\n{findings.of_samplers(grid)}\n\n{sampler_tables(grid)}"
-    if not any(row["method"] == CONVERGING for row in rows):
-        found[LATER] = BEFORE
     return found
 
 

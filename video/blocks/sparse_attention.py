@@ -15,7 +15,7 @@ from mmaccel import kernels
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import BlockPlan, policies
 from mmaccel.kernels.policies.prefill.pooled_top_k import blocks_of_row
-from mmaccel.method import Advice, is_count, is_number
+from mmaccel.method import Advice, is_count, is_share
 from mmaccel.patching import intercept_sdpa
 from mmaccel.registry import register
 
@@ -97,7 +97,7 @@ class SparseAttention(DiffusionMethod):
     def __post_init__(self) -> None:
         names = (*BLOCK_POLICIES, *GRID_POLICIES)
         self._require(self.policy in names, "policy", "one of " + ", ".join(names))
-        self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
+        self._require(is_share(self.budget), "budget", "above 0 and at most 1")
         self._require(is_count(self.min_length), "min_length", "an integer of at least 1")
         self._require(isinstance(self.always, bool), "always", "True or False")
 

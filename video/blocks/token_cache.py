@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.errors import SettingError
-from mmaccel.method import Advice, is_count, is_number
+from mmaccel.method import Advice, is_count, is_number, is_share
 from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
 from mmaccel.stepping.reuse import BranchState
@@ -86,7 +86,7 @@ class TokenCache(StepCache):
 
     def __post_init__(self) -> None:
         self._check_steps()
-        self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
+        self._require(is_share(self.budget), "budget", "above 0 and at most 1")
         self._require(is_count(self.interval), "interval", "an integer of at least 1")
         allowed = "None or a number from 0 to 1 for each layer"
         self._check_list("fractions", allowed, lambda share: is_number(share, 0, 1), least=1)

@@ -15,7 +15,6 @@ from mmaccel.stepping.tensors import predicted
 
 from ..families.adapter import WHOLE_STEPS, PipelineSession
 from ..families.families import latents_of
-from ..samplers import is_flow
 from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
 
@@ -23,12 +22,13 @@ from .step_cache import CacheStepper, StepCache
 @register("video")
 @dataclass(frozen=True)
 class EasyCache(StepCache):
-    """Whole steps reuse what the model last added to its input, while its predicted change stays small.
+    """Whole steps reuse the output of the last computed one, while its predicted change stays small.
 
     It needs no calibration: the ratio of output change to input change is measured in the last two computed steps, and
     predicts the output change from every step's input change. Predictions add up until `threshold`; then a step is
-    computed. Works on every pipeline with a transformer or UNet, and with guidance in one pass or two. Of models that
-    predict noise instead of a flow the output itself is reused. Lossy.
+    computed. Works on every pipeline with a transformer or UNet, and with guidance in one pass or two. The paper adds
+    the input's change to a reused output; measured, that is further from the plain output, of a flow and of noise.
+    Lossy.
 
     Parameters
     ----------
@@ -77,9 +77,7 @@ class _Stepper(CacheStepper):
         return EasyReuse(self.run, self.method.threshold, self.method.warmup, self.method.cooldown)
 
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
-        # what predicts noise changes less than what it adds to its input: 12 dB at the same work
-        adds, latents = is_flow(self.session.target.scheduler), latents_of(denoiser, args, kwargs)
-        return self.cache.answer(latents, lambda: forward(*args, **kwargs), adds)
+        return self.cache.answer(latents_of(denoiser, args, kwargs), lambda: forward(*args, **kwargs))
 
     def held(self) -> list[Any]:
         return [predicted(list(vars(state).values())) for state in super().held()]

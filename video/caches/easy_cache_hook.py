@@ -18,11 +18,11 @@ from ..families.families import arguments, latents_of, text_of
 from ..steps import Forward
 from .easy_cache import EasyCache
 
-TIMESTEP = "timestep"  # argument of `forward`, in all transformers of diffusers that pipelines drive
+TIMESTEPS = ("timestep", "timesteps", "t")  # as `forward` calls it, most often the first; Z-Image's the last
 
 
 class EasyCacheHook(ModelHook):
-    """Whole steps of a transformer reuse what it last added to its input, as :class:`EasyCache` has them; lossy.
+    """Whole steps of a transformer reuse the last computed output, as :class:`EasyCache` has them; lossy.
 
     For who wants no session: diffusers puts it on, and takes it off. It sees the transformer alone, so it is told how
     many steps a run has, and begins anew when the timestep turns back. There is no report, and it is put on anything.
@@ -33,8 +33,6 @@ class EasyCacheHook(ModelHook):
         Of a run, as `num_inference_steps`.
     threshold, warmup, cooldown
         As of :class:`EasyCache`.
-    flow
-        Whether the model predicts a flow (default True); False for one that predicts noise.
 
     Attributes
     ----------
@@ -44,7 +42,7 @@ class EasyCacheHook(ModelHook):
     Raises
     ------
     SettingError
-        If a setting is out of range; when the transformer runs, if its `forward` has no `timestep`.
+        If a setting is out of range; when the transformer runs, if its `forward` is not told the timestep.
 
     Examples
     --------
@@ -57,21 +55,19 @@ class EasyCacheHook(ModelHook):
 
     _is_stateful = True
 
-    def __init__(
-        self, steps: int, threshold: float = 0.05, warmup: int = 5, cooldown: int = 1, flow: bool = True
-    ) -> None:
+    def __init__(self, steps: int, threshold: float = 0.05, warmup: int = 5, cooldown: int = 1) -> None:
         super().__init__()
         if not is_count(steps):
             raise SettingError(f"steps={steps!r}: it must be an integer of at least 1, as num_inference_steps")
         self.method = EasyCache(threshold=threshold, warmup=warmup, cooldown=cooldown)
-        self.steps, self.flow, self.computed = steps, flow, list[bool]()
+        self.steps, self.computed = steps, list[bool]()
         self._begin()
 
     def new_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The transformer's output, computed or from memory."""
         self._follow(arguments(module, args, kwargs), type(module).__name__)
         latents, forward = latents_of(module, args, kwargs), cast(Forward, self.fn_ref.original_forward)
-        output, share = self.cache.answer(latents, lambda: forward(*args, **kwargs), adds=self.flow)
+        output, share = self.cache.answer(latents, lambda: forward(*args, **kwargs))
         self.computed.append(share > 0)
         return output
 
@@ -88,7 +84,7 @@ class EasyCacheHook(ModelHook):
 
     def _follow(self, given: dict[str, Any], name: str) -> None:
         """Find out which step and branch a call with these arguments is of."""
-        timestep, text = given.get(TIMESTEP), text_of(given)
+        timestep, text = next((given[name] for name in TIMESTEPS if name in given), None), text_of(given)
         if timestep is None:
             raise SettingError(f"{name} is not told the timestep: use mmaccel.accelerate(pipe, video.EasyCache())")
         level = float(torch.as_tensor(timestep).float().mean())  # a first frame that is held has one of its own

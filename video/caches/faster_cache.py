@@ -92,7 +92,7 @@ class FasterCache(DiffusersCache):
         from diffusers.hooks.faster_cache import FasterCacheConfig, apply_faster_cache
 
         layout = family_of(denoiser, self.name).layout
-        batched = layout and getattr(stepper.session.target, "do_classifier_free_guidance", False)
+        batched = layout and _guides(stepper.session.target)
         settings: dict[str, Any] = {
             "spatial_attention_block_skip_range": self.spatial,
             "spatial_attention_timestep_skip_range": self.timesteps,
@@ -104,3 +104,9 @@ class FasterCache(DiffusersCache):
             "current_timestep_callback": lambda: OUTSIDE if stepper.is_first else stepper.timestep,
         }
         apply_faster_cache(denoiser, FasterCacheConfig(**settings))
+
+
+def _guides(pipe: Any) -> bool:
+    """Whether a pipeline is guided in this call; CogVideoX's tell no more than the scale."""
+    guides = getattr(pipe, "do_classifier_free_guidance", None)
+    return bool((getattr(pipe, "guidance_scale", None) or 0) > 1 if guides is None else guides)

@@ -170,7 +170,7 @@ def calibrate_mag_cache(
     --------
     >>> method = calibrate_mag_cache(pipe, ["a fox in snow"], num_inference_steps=50)  # doctest: +SKIP
     """
-    method = MagCache(warmup=1)  # so that all runs are long enough in which a step could be reused
+    method = MagCache(threshold, warmup=1)  # so that all runs are long enough in which a step could be reused
     runs = [
         memory.pop(method.name, None)
         for memory in plain_runs(pipe, method, lambda session, run: Recorder(session, run, method), prompts, call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy
@@ -178,7 +178,7 @@ def calibrate_tea_cache(
     --------
     >>> method = calibrate_tea_cache(pipe, ["a fox in snow"], num_inference_steps=50)  # doctest: +SKIP
     """
-    method = TeaCache()
+    method = TeaCache(threshold)
     for memory in plain_runs(pipe, method, lambda session, run: _Recorder(session, run, method), prompts, call):
         changes = memory.get("changes", [])
     if len({x for x, _ in changes}) <= DEGREE:
@@ -187,4 +187,4 @@ def calibrate_tea_cache(
             " take more steps or more prompts"
         )
     inputs, outputs = numpy.array(changes).T
-    return TeaCache(threshold, tuple(float(c) for c in numpy.polyfit(inputs, outputs, DEGREE)))
+    return replace(method, coefficients=tuple(float(c) for c in numpy.polyfit(inputs, outputs, DEGREE)))

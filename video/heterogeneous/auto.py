@@ -143,6 +143,9 @@ class Auto(DiffusionMethod):
         curve, memory = _Curve(session, args, kwargs), session.memory
         try:
             curve.measure(self)
+        except _InterruptedCall:
+            memory[UNPICKED] = f"{self.name} was interrupted while it measured: the next call is measured instead"
+            return
         finally:
             curve.restore()
             memory.pop("trace", None)  # of a measured run, which is not the user's
@@ -190,6 +193,10 @@ class Auto(DiffusionMethod):
         budget = method.budget
         spare = budget if self.target_speedup else min(max(SAFE, SAFETY * budget), (1 + budget) / 2)
         return replace(method, budget=round(spare, 3), tolerance=float(f"{missed:.4g}"))
+
+
+class _InterruptedCall(Exception):
+    """A measured run was interrupted, as diffusers' pipelines can be."""
 
 
 class _Curve:
@@ -256,7 +263,10 @@ class _Curve:
             with self.session.run():  # of which a call that begins its steps several times is one
                 output = self.session.target(*self.args, **self.kwargs)
             synchronize()
-            return output, time.perf_counter() - began
+            seconds = time.perf_counter() - began
+        if getattr(self.session.target, "_interrupt", False):  # in a callback or by another thread
+            raise _InterruptedCall
+        return output, seconds
 
 
 def as_tensor(output: Any) -> torch.Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.method import Advice, is_count, is_number
+from mmaccel.method import Advice, is_count, is_number, is_share
 from mmaccel.registry import register
 from mmaccel.stepping.allocation import TARGETS
 
@@ -141,7 +142,7 @@ class HeterogeneousSteps(DiffusionMethod):
     kv: str = "native"
 
     def __post_init__(self) -> None:
-        self._require(is_number(self.budget, 0, 1) and self.budget > 0, "budget", "above 0 and at most 1")
+        self._require(is_share(self.budget), "budget", "above 0 and at most 1")
         self._require(self.policy in POLICIES, "policy", "one of " + ", ".join(POLICIES))
         fits = self.forecast is None or is_number(self.forecast, 0, 1)
         self._require(fits, "forecast", "None or between 0 and 1")
@@ -156,9 +157,10 @@ class HeterogeneousSteps(DiffusionMethod):
         self._require(self.tokens in CHOICES, "tokens", "one of " + ", ".join(CHOICES))
         self._require(self.kv in KINDS, "kv", "one of " + ", ".join(KINDS))
         if self.steps is not None:
-            fits = len(self.steps) >= 2 and all(is_count(step, 0) for step in self.steps)
-            self._require(fits and sorted(set(self.steps)) == list(self.steps), "steps", "rising indices, two or more")
-            object.__setattr__(self, "steps", tuple(self.steps))
+            given = tuple(self.steps) if isinstance(self.steps, Sequence) else ()
+            fits = len(given) >= 2 and all(is_count(step, 0) for step in given) and tuple(sorted({*given})) == given
+            self._require(fits, "steps", "rising indices, two or more (how many steps a run has, its call says)")
+            object.__setattr__(self, "steps", given)
 
     @property
     def exact(self) -> bool:

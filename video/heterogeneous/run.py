@@ -41,6 +41,9 @@ class HeterogeneousRun(Stepper):
         self.method, self.parts = method, parts
         self.outputs: dict[int, Any] = {}  # of the branches, in the last step that computed any
         self.expert: int | None = None
+        self.passes: set[int] = set()  # branches of this step
+        self.passes_before: set[int] = set()  # of the step before, empty if there was none
+        self.is_stale = False  # whether velocities are those of other branches than the last step's
         self.goes_on = run.step > 0  # after a run that had to start over
         self.trace = Trace(run.levels[:-1])
         together = FrameRun(run.levels, {step: step for step in range(run.steps)}, session.target.scheduler)
@@ -157,6 +160,7 @@ class HeterogeneousRun(Stepper):
         part, active = self.parts.get(id(denoiser)), allocation.active
         done = allocation.share
         is_new = run.branch not in self.outputs  # guidance that begins in the middle
+        self.passes.add(run.branch)
         if done == 0 and not is_new:
             output = self.outputs[run.branch]
         elif active is None or part is None or is_new:
@@ -172,8 +176,11 @@ class HeterogeneousRun(Stepper):
     def _begin_step(self) -> None:
         """Let the allocation decide; another expert begins with a full step, and shares the remaining budget."""
         run, method = self.run, self.method
+        self.passes_before, self.passes = self.passes, set()
         run.frame = run.moving[0]
         allocation = self.allocation
+        for stale in self.allocations if self.is_stale else ():
+            stale.restart()
         if not allocation.velocities.is_known and self.expert is None:
             self._begin_run()
         if self.expert not in (None, run.expert):
@@ -233,6 +240,11 @@ class HeterogeneousRun(Stepper):
             if not is_one_step(self.session.target.scheduler):
                 begin, end = allocation.levels[allocation.index :][:2]
                 make = straight(make, end - begin)
+        # guidance that begins or ends: no slope leads from what it gave before to what it gives now
+        is_other = self.passes_before not in (set(), self.passes)
+        if is_other and allocation.share == 1:
+            allocation.restart()
+        self.is_stale = is_other and allocation.share < 1
         result = allocation.step(make, output, sample)
         if run.frame == run.moving[-1]:
             self._note_step()

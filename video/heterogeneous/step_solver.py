@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ def calibrate_steps(
     >>> fast = mmaccel.accelerate(pipe, method)  # doctest: +SKIP
     """
     refuse_frame_samplers(pipe, "calibrate_steps")
+    method = HeterogeneousSteps(budget)
     runs = record_products(pipe, prompts, call)
     products: Array = np.sum([one for one, *_ in runs], axis=0)
     _, levels, first = runs[0]
@@ -56,7 +58,7 @@ def calibrate_steps(
             f"budget={budget:g} of {steps} steps is {count}, and at least 2 are computed: try budget={2 / steps:.2g}"
         )
     chosen = best_steps(products, levels, count)
-    return HeterogeneousSteps(budget=budget, steps=tuple(first + step for step in chosen))
+    return replace(method, steps=tuple(first + step for step in chosen))
 
 
 class _Recorder(Stepper):

@@ -174,6 +174,4 @@ SECTION: Section = Section(
     figures=page.FIGURES,
     said=lambda rows: f"{of_table(SECTION, rows)}\n{page.at_equal_tokens(rows)}",
 )
-BENCHMARK = Benchmark(
-    "vlm", page.TITLE, parts, SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts, plot=page.plot
-)
+BENCHMARK = Benchmark("vlm", page.TITLE, parts, SECTION, page.INTRO, page.tables, page.LIMITS, facts=page.facts)

@@ -138,6 +138,8 @@ back exactly, *keys* the share of pairs of query and key that are attended to, p
 prompt and {new} decoding steps, on the first two texts at most, as a share of plain runs beside it: rows were measured
 in different hours. Sparse prefill is forced with `always=True`; by default it runs densely where that is faster. The
 raw rows are in [{json}]({json}).
+
+{plot}
 """
 
 

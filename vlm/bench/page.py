@@ -1,8 +1,6 @@
-"""The page and the plot of `mmaccel bench vlm`."""
+"""The page of `mmaccel bench vlm`."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
@@ -20,9 +18,10 @@ fewest right answers, *of plain* the mean against all tokens'. *keep* is the set
 of the visual tokens that the language model got, a mean over its layers: where a method drops some of them inside it,
 `keep` says another share, and methods are to be compared by this one. *first token* is the time from the end of the
 vision tower to the first token, compression included; *with tower* has the tower too; both are ratios to the plain
-model in one alternation. *every n-th frame* is the plain model on fewer frames. The raw rows are in [{json}]({json}).
+model in one alternation. *every n-th frame* is the plain model on fewer frames. The picture is of the first kind of
+clips, and its time has the tower too. The raw rows are in [{json}]({json}).
 
-![accuracy against time]({png})
+{plot}
 """
 
 LIMITS = """
@@ -198,31 +197,3 @@ def label(row: Row) -> str:
         return series(row)
     step = row["settings"]["step"]
     return f"every {step}{'nd' if step == 2 else 'th'} frame"
-
-
-def plot(found: list[Row], path: Path) -> None:
-    """Accuracy on the first kind of clips against time, one line a method."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    first = _table_of(found[0])
-    found = [row for row in found if _table_of(row) == first]
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    plain = next(r for r in found if r["share"] == 1.0)
-    axes.axhline(100 * plain["quality"], color="0.6", linewidth=1)
-    axes.annotate("all tokens", (1.0, 100 * plain["quality"]), fontsize=9, va="bottom")
-    shares = ", ".join(f"{share:.0%}" for share in sorted({r["share"] for r in found if _is_method(r)}, reverse=True))
-    names = sorted({series(r) for r in found if r["share"] < 1}, key=lambda n: (n == "fewer frames", n))
-    colors = colormaps["tab20"]
-    for number, name in enumerate(names):
-        line = sorted((r for r in found if series(r) == name), key=lambda r: r["share"])
-        x, y = [r["speedup"] for r in line], [100 * r["quality"] for r in line]
-        style = {"color": "black", "linestyle": "--"} if name == "fewer frames" else {"color": colors(number % 20)}
-        axes.plot(x, y, marker="o", label=name, **style)
-    axes.set_xlabel("speed-up to the first token, vision tower included")
-    axes.set_ylabel("questions answered right (%)")
-    axes.set_title(f"{TITLES[first]}: {shares} of the visual tokens")
-    axes.legend(fontsize=8, loc="lower right")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)

@@ -115,37 +115,34 @@ class JoinedContext(StoredContext):
 
     def _parts(
         self, session: Session, kwargs: dict[str, Any], spans: list[tuple[int, int]]
-    ) -> tuple[Joining, list[tuple[Part, int]], str | None]:
-        """The parts of a prompt that are joined, what their keys are turned by, and why none are."""
+    ) -> tuple[Joining, list[Part], str | None]:
+        """The cache of a prompt to be, the parts that are joined, and why none are."""
         joining = Joining(session.adapter, kwargs)
         found, why = parts_of(session.adapter, joining.kwargs, spans)
         shortest = max(self.least, self.recomputed + 1)
         found = [part for part in found if part.content or part.stop - part.start >= shortest]
-        shifts = [joining.shift(part) for part in found]
         if found and found[-1].content and found[-1].stop == kwargs["input_ids"].shape[1]:
             return joining, [], "the prompt ends with a picture"
-        if None in shifts:
-            return joining, [], "its pictures have other positions than alone"
-        return joining, [(part, shift) for part, shift in zip(found, shifts, strict=True) if shift is not None], why
+        return joining, found, why
 
     def _joined(
         self,
         session: Session,
         store: ContextStore,
         joining: Joining,
-        parts: list[tuple[Part, int]],
+        parts: list[Part],
         original: Callable[..., Any],
         kwargs: dict[str, Any],
     ) -> Any:
         """An answer to a prompt whose parts are stored, or are from now on."""
         prompt, model = ContextPrompt.of(session.adapter, kwargs), model_hash(session.target)
         seen = written = 0
-        for part, shift in parts:
+        for part in parts:
             states, known, new = self._states(store, model, session, joining, part)
             first = 0 if part.content or joining.is_exact(part) else self.recomputed
             joining.compute(part.start + first)
             before, stop = joining.cache.get_seq_length(), min(part.stop, prompt.length - 1)
-            joining.place(part, states, shift, stop)
+            joining.place(part, states, stop)
             seen, written = seen + (stop - before) * known, written + new
         prompt.go_on(kwargs, session.adapter)
         joining.cache.batch_repeat_interleave(copies(session.target, kwargs))

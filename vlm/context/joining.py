@@ -40,15 +40,11 @@ class Joining:
         self.kwargs = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()
         }
-        self.positions = self._positions(self.kwargs)
+        # None if they count up
+        self.positions = adapter.positions(self.kwargs) if hasattr(adapter, "positions") else None
         self.cache = DynamicCache(config=adapter.text_config)
         first, known = self.kwargs["input_ids"][:, :1], getattr(adapter.text_config, "bos_token_id", None)
         self._first = torch.full_like(first, known) if isinstance(known, int) else first
-
-    def _positions(self, kwargs: dict[str, Any]) -> torch.Tensor | None:
-        """Positions of the tokens, `[..., 1, L]`; None if they count up."""
-        found: torch.Tensor | None = self.adapter.positions(kwargs) if hasattr(self.adapter, "positions") else None
-        return found
 
     def opening(self, part: Part) -> torch.Tensor:
         """The words that a part is encoded behind, `[1, 0]` or `[1, 1]`."""
@@ -60,16 +56,31 @@ class Joining:
 
     def hash(self, part: Part) -> str:
         """The hash by which a part is found again."""
-        return part.hash(self.kwargs, self.opening(part))
+        places = self.places(part) if part.content else None
+        thousandths = None if places is None else (1000 * places).round().long()  # Qwen3-Omni has parts of a position
+        return part.hash(self.kwargs, self.opening(part), thousandths)
 
-    def shift(self, part: Part) -> int | None:
-        """Positions that a part's keys have to be turned by; None if its tokens lie otherwise in the prompt."""
-        opening = self.opening(part)
-        call = part.alone(self.kwargs, opening)
-        here = _axes(self.positions, self.kwargs["input_ids"])[:, part.start : part.stop]
-        there = _axes(self._positions(call), call["input_ids"])[:, opening.shape[1] :]
-        shifts = (here - there).unique()
-        return int(shifts) if len(shifts) == 1 else None
+    def shift(self, part: Part) -> float:
+        """Positions that a part's keys have to be turned by."""
+        if self.positions is None:
+            first: float = part.start
+        else:
+            first = self.positions[int(self.adapter.counted) :, :, part.start : part.stop].min().item()
+        return first - self.opening(part).shape[1]
+
+    def places(self, part: Part) -> torch.Tensor | None:
+        """Positions behind the opening, `[..., 1, K]`: those in the prompt, before they are turned; None to count up.
+
+        A model asked for those of the part alone may see no picture in it, where words around a picture mark it.
+        """
+        if self.positions is None:
+            return None
+        moved = self.positions[..., part.start : part.stop] - self.shift(part)
+        first = torch.arange(self.opening(part).shape[1], device=moved.device)
+        places = torch.cat([first.expand(*moved.shape[:-1], -1), moved], -1)
+        if self.adapter.counted:
+            places[0] = torch.arange(places.shape[-1], device=moved.device)
+        return places
 
     @torch.no_grad()
     def encode(self, part: Part) -> list[State]:
@@ -77,7 +88,7 @@ class Joining:
         opening, cache = self.opening(part), DynamicCache(config=self.adapter.text_config)
         call = part.alone(self.kwargs, opening)
         if part.content:
-            call["position_ids"] = self._positions(call)
+            call["position_ids"] = self.places(part)
             self.adapter.target(**call, **cached(cache), use_cache=True, logits_to_keep=1)
         else:
             self.adapter.decoder(input_ids=call["input_ids"], **cached(cache), use_cache=True)
@@ -94,17 +105,11 @@ class Joining:
             positions = None if self.positions is None else self.positions[..., start:stop]
             self.adapter.decoder(input_ids=ids, position_ids=positions, **cached(self.cache), use_cache=True)
 
-    def place(self, part: Part, states: list[State], shift: int, stop: int) -> None:
+    def place(self, part: Part, states: list[State], stop: int) -> None:
         """Append what is stored of a part from here on, up to a place."""
+        shift = self.shift(part)
         kept = slice(self.cache.get_seq_length() - part.start, stop - part.start)
         for layer, (key, value) in enumerate(states):
             key, value = key[None, :, kept], value[None, :, kept]
             places = torch.full((key.shape[2],), shift, device=key.device)
             self.cache.update(turned(self.adapter.decoder, key, places) if shift else key, value, layer)
-
-
-def _axes(positions: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor:
-    """Positions of tokens `[1, L]` as rotary embeddings take them, `[axes, L]`."""
-    if positions is None:
-        return torch.arange(ids.shape[1], device=ids.device)[None]
-    return positions[-3:, 0]  # time, row and column; a count comes before them

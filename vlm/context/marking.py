@@ -11,7 +11,7 @@ from mmaccel.errors import SettingError, shown
 
 
 def mark_contexts(
-    tokenizer: Any, prompt: str, contexts: Sequence[str], add_special_tokens: bool = True
+    tokenizer: Any, prompt: str, contexts: str | Sequence[str], add_special_tokens: bool = True
 ) -> dict[str, Any]:
     """Tokenize a prompt so that each of its pages has the same tokens wherever it stands.
 
@@ -22,7 +22,7 @@ def mark_contexts(
     prompt
         All of the text, as `apply_chat_template(..., tokenize=False)` makes it or by hand.
     contexts
-        The pages in it, word for word, in the order in which they stand there.
+        The pages in it, word for word, in the order in which they stand there; one string is one page.
     add_special_tokens
         Whether the prompt gets the tokenizer's first tokens, default True; False behind a chat template, which has
         them.
@@ -44,7 +44,7 @@ def mark_contexts(
     """
     ids: list[int] = []
     spans, at = [], 0
-    for number, page in enumerate(contexts):
+    for number, page in enumerate([contexts] if isinstance(contexts, str) else contexts):
         place = prompt.find(page, at) if isinstance(page, str) and page else -1
         if place < 0:
             raise SettingError(

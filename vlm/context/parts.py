@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import index
@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
+from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.errors import SettingError, shown
 
 from ..decoder.columns import COLUMNS
-from .prompt import content_names
+from .prompt import content_names, is_setting, settings_of
 
 KINDS = ("image", "video")
 
@@ -29,7 +30,7 @@ class Part:
     start, stop
         The first token, and the one after the last.
     content
-        Arguments of the model that hold its picture or clip; empty for a text.
+        Arguments of the model that hold its picture or clip, and settings of the call; empty for a text.
     """
 
     start: int
@@ -46,10 +47,10 @@ class Part:
                 call[name] = torch.cat([first.to(own), own], 1)
         return {**call, "attention_mask": torch.ones_like(call["input_ids"]), **self.content}
 
-    def hash(self, kwargs: dict[str, Any], opening: torch.Tensor) -> str:
-        """The hash of what it contains, and of the words before it."""
+    def hash(self, kwargs: dict[str, Any], opening: torch.Tensor, places: torch.Tensor | None = None) -> str:
+        """The hash of what it contains, of the words before it, and of positions that do not count up."""
         call = self.alone(kwargs, opening)
-        start = content_hash([("opening", opening.shape[1]), *sorted(self.content.items())])
+        start = content_hash([("opening", opening.shape[1]), ("places", places), *sorted(self.content.items())])
         columns = torch.stack([call[name][0] for name in ("input_ids", *COLUMNS) if name in call])
         return next(iter(prefix_hashes(start, columns, [columns.shape[1]])))
 
@@ -111,8 +112,11 @@ def _pictures(adapter: Any, kwargs: dict[str, Any], content: Sequence[str]) -> l
     """A part for each picture and clip; None where it is unclear what belongs to which."""
     if not hasattr(adapter, "token_id") or getattr(adapter.target.config, "visual_indicator_token_ids", None):
         return None  # marks around pictures have embeddings that only pictures bring
-    runs = {kind: _runs(kwargs["input_ids"][0] == adapter.token_id(kind)) for kind in KINDS}
-    owned: dict[str, list[str]] = {kind: [] for kind, found in runs.items() if found}
+    ids, tokens = kwargs["input_ids"][0], {kind: adapter.token_id(kind) for kind in KINDS}
+    if (placeholders(adapter.target.config) - {*tokens.values()}) & {*ids.tolist()}:
+        return None  # sound is no part, and words alone would be read in its place
+    runs = {kind: _runs(ids == token) for kind, token in tokens.items()}
+    owned: dict[str, list[str]] = {kind: [*settings_of(adapter, kwargs)] for kind, found in runs.items() if found}
     for name in content:
         owners = _owners(adapter, name, kwargs[name], [*owned])
         if not owners:
@@ -175,8 +179,8 @@ def _runs(places: torch.Tensor) -> list[tuple[int, int]]:
 
 def _owners(adapter: Any, name: str, value: Any, kinds: list[str]) -> list[str]:
     """The kinds of pictures that an argument describes; none if that is unclear."""
-    if not isinstance(value, torch.Tensor):
-        return kinds  # such as the layer of the tower whose features count
+    if isinstance(value, Mapping):
+        return []  # such as features in place of pixels
     calls = {kind: getattr(adapter.model, f"get_{kind}_features", None) for kind in kinds}
     takes = [kind for kind, call in calls.items() if call is not None and name in inspect.signature(call).parameters]
     found = takes or kinds
@@ -185,10 +189,10 @@ def _owners(adapter: Any, name: str, value: Any, kinds: list[str]) -> list[str]:
 
 def _pieces(value: Any, grids: Any, count: int) -> list[Any] | None:
     """What of an argument belongs to each of several pictures; None if that is unclear."""
-    if not isinstance(value, torch.Tensor):
+    if is_setting(value):
         return [value] * count
     if len(value) == count:
-        return list(value.split(1))
+        return [value[number : number + 1] for number in range(count)]
     if isinstance(grids, torch.Tensor) and len(grids) == count and int(grids.prod(-1).sum()) == len(value):
         return list(value.split(grids.prod(-1).tolist()))
     return None

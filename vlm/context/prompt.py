@@ -110,9 +110,11 @@ class ContextPrompt:
         stops = sorted({*stops, last} - {0} if content else stops)
         columns = torch.stack([ids[0], *(kwargs[name][0] for name in COLUMNS if kwargs.get(name) is not None)])
         before = [stop for stop in stops if stop <= first] if content else stops
-        hashes = prefix_hashes(b"", columns, before)
+        settings = settings_of(adapter, kwargs)
+        start = content_hash(settings.items()) if settings else b""
+        hashes = prefix_hashes(start, columns, before)
         if content:
-            start = content_hash((name, kwargs[name]) for name in content)
+            start = content_hash([*settings.items(), *((name, kwargs[name]) for name in content)])
             hashes.update(prefix_hashes(start, columns, [stop for stop in stops if stop >= last]))
         return cls(length, hashes, shown, content)
 
@@ -136,11 +138,26 @@ class ContextPrompt:
 
 def content_names(adapter: Any, kwargs: dict[str, Any]) -> tuple[str, ...]:
     """Arguments of a call that say what its prompt contains beside its tokens."""
-    return tuple(sorted(name for name in _of_model(adapter) & kwargs.keys() if kwargs[name] is not None))
+    return tuple(name for name in _given(adapter, kwargs) if not is_setting(kwargs[name]))
+
+
+def settings_of(adapter: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call that say how the model reads its prompt, such as the layer of the tower that counts."""
+    return {name: kwargs[name] for name in _given(adapter, kwargs) if is_setting(kwargs[name])}
+
+
+def _given(adapter: Any, kwargs: dict[str, Any]) -> list[str]:
+    return sorted(name for name in _of_model(adapter) & kwargs.keys() if kwargs[name] is not None)
+
+
+def is_setting(value: Any) -> bool:
+    """Whether an argument is a number, a word or a list of these: a setting of the model, and no picture or sound."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(part, bool | int | float | str) for part in values)
 
 
 def _of_model(adapter: Any) -> set[str]:
-    """Arguments of `generate` that are the model's, and say what a prompt contains."""
+    """Arguments of `generate` that are the model's, and tell more of a prompt than its tokens."""
     calls = (adapter.target.forward, adapter.target.base_model.forward)
     names = {name for call in calls for name in inspect.signature(call).parameters}
     return (names | set(getattr(adapter, "pixel_arguments", ()))) - OTHERS - {*COLUMNS, "kwargs"}

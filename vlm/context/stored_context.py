@@ -124,6 +124,8 @@ class StoredContext(Method[Session]):
         self, session: Session, store: ContextStore | None, original: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Any:
         """Replaces `generate` of the model."""
+        if kwargs.get("inputs") is not None:
+            kwargs["input_ids"] = kwargs.pop("inputs")
         if kwargs.get("contexts") is not None:
             raise SettingError(f"{self.name} takes no contexts; vlm.JoinedContext does")
         warnings = session.report.warnings

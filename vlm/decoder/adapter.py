@@ -18,6 +18,7 @@ from mmaccel.cache import SelectingCache
 from mmaccel.cache.argument import cache_of
 from mmaccel.cache.layers import is_full
 from mmaccel.decoding.drafters.draft_method import DraftMethod
+from mmaccel.decoding.passes.slots import attends_itself
 from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import attention_layers, intercept_attention, wrap_generate
@@ -88,7 +89,8 @@ class DecoderAdapter(Adapter):
                 " speech.StreamingSpeech is for sound"
             )
         modules = self.attention_modules()
-        if not modules:
+        drafts = isinstance(method, DraftMethod)  # which are verified by the attention that the model has
+        if not modules and not (drafts and attends_itself(self.target)):
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
         if any(getattr(module, "is_causal", True) is False for module in modules):
             advice = ": load it with is_decoder=True" if hasattr(self.text_config, "is_decoder") else ""
@@ -101,7 +103,7 @@ class DecoderAdapter(Adapter):
         if isinstance(method, StoredContext):
             if why := method.why_unfit(self):
                 raise UnsupportedTargetError(f"{why}: {method.name} does not work on it")
-        elif not isinstance(method, DraftMethod):  # drafts are verified by the attention that the model has
+        elif not drafts:
             self._check_attention(method, name, modules)
             self._check_layers(method, name)
         if isinstance(method, DecoderMethod):

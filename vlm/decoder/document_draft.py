@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from PIL import Image
 
+from mmaccel.decoding.custom_generate import CustomGenerate
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.generation import Call, DraftedRun, decode
 from mmaccel.errors import SettingError, shown
@@ -88,6 +89,13 @@ class DocumentDraft(TextDraft):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(isinstance(self.regions, bool), "regions", "True or False; regions themselves go to generate()")
+
+    def custom_generate(self) -> CustomGenerate:
+        """Refused: a `custom_generate` is handed no regions, which `generate` takes for arguments of the model."""
+        raise SettingError(
+            f"{type(self).__name__} takes regions in a session only: use mmaccel.accelerate(model,"
+            " vlm.DocumentDraft()), or vlm.TextDraft().custom_generate() with the tokens of their text as prediction="
+        )
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Prediction | None:
         """Take the regions, the page and the processor out of the arguments of a call."""

@@ -18,6 +18,7 @@ from .attention import SessionAttention
 from .call import GenerateRun
 from .rows import causal_pairs
 
+OURS = "_mmaccel_cache"  # of a cache that a caller gave empty: the one of a method, whose layers it has
 DEFAULT_NEW = 20  # new tokens that transformers generates by default
 
 
@@ -32,10 +33,14 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
     batch, prompt, new = _sizes(model, kwargs)
     run.prompt = None if run.guessing is None else prompt
     given = cache_of(kwargs)
-    if given is not None:
-        if getattr(given, "reader", None) is attention:
-            return given
-        run.warn(f"{method} ran plainly: past_key_values is not from this session")
+    ours = getattr(given, OURS, given)
+    if getattr(ours, "reader", None) is attention:
+        return ours
+    if given is not None and not _is_new(given):
+        run.warn(
+            f"{method} ran plainly: past_key_values is not from this session; give none in the first turn, or an"
+            " empty DynamicCache, and in later ones that of the turn before"
+        )
         return None
     for name in ("use_cache", "cache_implementation"):
         value = setting(model, kwargs, name)
@@ -48,8 +53,17 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
         require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)
     cache.reader = attention
-    give_cache(model, kwargs, cache)
+    if given is None:
+        give_cache(model, kwargs, cache)
+    else:
+        given.layers = cache.layers
+        setattr(given, OURS, cache)
     return cache
+
+
+def _is_new(cache: Any) -> bool:
+    """Whether a cache of the caller is the usual one, and empty, so that other layers can stand in it."""
+    return type(cache) is DynamicCache and not cache.offloading and not cache.get_seq_length()
 
 
 def on_several_devices(model: Any) -> bool:

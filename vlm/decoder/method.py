@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from mmaccel.errors import SettingError
-from mmaccel.method import Method, is_count, is_number
+from mmaccel.method import Method, is_count, is_share
 from mmaccel.session import Session
 
 from .call import AttentionCall, GenerateRun
@@ -95,8 +95,3 @@ class DecoderMethod(Method):
         """Tokens of a context of `length` to attend to or to keep, at least 2."""
         budget, tokens = getattr(self, "budget"), getattr(self, "tokens")  # noqa: B009
         return max(2, math.ceil(budget * length) if tokens is None else min(tokens, length))
-
-
-def is_share(value: Any) -> bool:
-    """Whether a value is a number above 0 and at most 1."""
-    return is_number(value, 0, 1) and value > 0

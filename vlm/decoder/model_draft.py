@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from transformers import DynamicCache
 
@@ -97,8 +98,10 @@ class ModelDraft(FusedDraft):
         found = super().sources(call, row)
         if call.given is None:
             return found
-        new = AssistantCost(self.width(call), call.rows)
-        cost: AssistantCost = self._kept(call, f"cost of an assistant of {call.rows} rows", new)
+        costs: WeakKeyDictionary[Any, AssistantCost] = self._kept(
+            call, f"costs of assistants of {call.rows} rows", WeakKeyDictionary()
+        )
+        cost = costs.setdefault(call.given, AssistantCost(self.width(call), call.rows))
         choose = likeliest if call.dice is None else call.dice.choose
         sizes = sorted(_vocabulary(model) for model in (call.given, call.session.target))
         forbidden = self._forbidden(call.session).union(range(*sizes))  # of which one has nothing

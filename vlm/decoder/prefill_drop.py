@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.kernels.policies.compress.fast_kv import fast_kv
-from mmaccel.method import Advice, is_count
+from mmaccel.method import Advice, is_count, is_share
 from mmaccel.registry import register
 from mmaccel.session import Session
 
 from .call import AttentionCall, GenerateRun
 from .kept_tokens import KeptTokens, install
-from .method import DecoderMethod, is_share
+from .method import DecoderMethod
 
 DEPTH = 0.625  # of the layers compute the whole prompt
 STEP = 0.1  # of the layers are between two drops

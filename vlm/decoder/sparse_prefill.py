@@ -12,11 +12,11 @@ from mmaccel.cache.layers import tensor_bytes
 from mmaccel.kernels.plan import BlockPlan
 from mmaccel.kernels.policies import PREFILL
 from mmaccel.kernels.policies.prefill.blocks import BlockGrid, keep_first
-from mmaccel.method import Advice, is_count
+from mmaccel.method import Advice, is_count, is_share
 from mmaccel.registry import register
 
 from .call import AttentionCall, GenerateRun
-from .method import DecoderMethod, is_share
+from .method import DecoderMethod
 from .rows import causal_pairs, visible_in_blocks
 
 Plans = dict[tuple[int, int], BlockPlan | None]

@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import Advice, Held, Method, is_count, is_number
+from mmaccel.method import Advice, Held, Method, is_count, is_number, is_share
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from ..decoder.method import is_share
 from ..families.image_text import ImageTextAdapter
 from .condensing import Condensing
 from .reservoir import Reservoir

@@ -41,8 +41,11 @@ class LlavaOnevisionAdapter(VisualAdapter):
             told = self._picture_scores(output.pooler_output, probe, kwargs)
             pictures = zip(output.pooler_output, told, strict=True)
             return [visual for features, values in pictures for visual in self.picture(features, values)]
-        grid = (kwargs["pixel_values_videos"].shape[1], *self.pooled_grid)
-        found = [Visual.of_frames(features, grid, self.line_ends) for features in output.pooler_output]
+        rows, columns = self.pooled_grid
+        found = []
+        for features in output.pooler_output:
+            frames = (len(features) - self.line_ends) // (rows * columns)
+            found.append(Visual.of_frames(features, (frames, rows, columns), self.line_ends))
         if probe is not None:
             lay_tiles(probe, found, pool=self.pool_planes)
         return found

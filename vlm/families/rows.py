@@ -18,7 +18,8 @@ class VisualClass:
         The setting that tells this number; empty if it follows from the sizes of the tower.
     frames
         Whether the processor hands a video over as pictures: those that follow each other in a prompt are frames then,
-        except tiles with nothing between them, which are of one picture. SmolVLM has text between all its tiles.
+        where about as many words stand between them, except tiles with nothing between them, which are of one picture.
+        SmolVLM has text between all its tiles.
     order
         How patches follow each other in the tower where pictures have any size: see
         :func:`mmaccel.vlm.families.layout.lay_grids`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import statistics
 from typing import Any
 
 import torch
@@ -13,19 +14,19 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache.argument import CACHE_NAMES
-from mmaccel.decoding.setting import prompt_ids
+from mmaccel.decoding.setting import mask_of, prompt_ids
 from mmaccel.errors import UnsupportedTargetError
 
 from ..input.prompt import Prompt
 from ..input.spans import Grid
 from ..input.visual import Visual
-from ..pruning.compressor import Compressor
+from ..pruning.compressor import MANY, Compressor
 from .layout import lay_grids, lay_tiles
 from .rows import ROWS, row_of
 from .tower import Probe, attention_layers, blocks
 from .visual_adapter import KINDS, MASK, PIXELS, VisualAdapter
 
-MANY = 99  # layers of a tower, to ask whether a method would merge frames in any
+DIGITS = 2  # tokens by which the words between the frames of a clip differ, where these are numbered or have a time
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "video_tower")
 
 
@@ -171,7 +172,7 @@ class VisionLanguageAdapter(VisualAdapter):
 
     def _counts(self, kind: str, tiles: int, cells: int, kwargs: dict[str, Any], seen: int) -> list[int]:
         """The number of tiles of each picture or video."""
-        if kind == "video":
+        if kind == "video" and kwargs.get(PIXELS[kind]) is not None:
             return [kwargs[PIXELS[kind]].shape[1]] * len(kwargs[PIXELS[kind]])
         return self._frames(kind, tiles, cells, kwargs, seen) if self.row.frames else [1] * tiles
 
@@ -192,6 +193,7 @@ class VisionLanguageAdapter(VisualAdapter):
             return None
         ids = kwargs["input_ids"]
         given = {name: kwargs[name] for name in kwargs.keys() - {*CACHE_NAMES, "input_ids"}}
+        given["attention_mask"] = mask_of(self.target, kwargs)  # without one, some rules count up
         if given.get("mm_token_type_ids") is None:
             numbers = [(ids == self.token_id(kind)).int() * (KINDS.index(kind) + 1) for kind in kinds]
             given["mm_token_type_ids"] = sum(numbers)
@@ -249,11 +251,30 @@ def _joined(places: list[bool], cells: int) -> list[int]:
     >>> _joined([*[True, True, False] * 3, *[True] * 4, False, True, True], cells=2)
     [3, 1, 1, 1]
     """
-    runs = [len([*run]) // cells for shown, run in itertools.groupby(places) if shown]
+    lengths = [len([*run]) for _, run in itertools.groupby([False, *places])]  # words and tiles by turns
+    tiles, words = [length // cells for length in lengths[1::2]], lengths[2::2]
     found: list[int] = []
-    for alone, group in itertools.groupby(runs, lambda tiles: tiles == 1):
-        tiles = [*group]
-        found += [len(tiles)] if alone else [1] * sum(tiles)
+    for alone, group in itertools.groupby(range(len(tiles)), lambda number: tiles[number] == 1):
+        numbers = [*group]
+        between = [words[number] for number in numbers[:-1]]
+        found += _clips(between) if alone else [1] * sum(tiles[number] for number in numbers)
+    return found
+
+
+def _clips(between: list[int]) -> list[int]:
+    """The number of frames of each clip, by the words between neighbours: within a clip there are about as many.
+
+    Examples
+    --------
+    >>> _clips([7, 7, 8, 30, 3])
+    [4, 1, 1]
+    """
+    usual, found = statistics.median_low(between or [0]), [1]
+    for words in between:
+        if abs(words - usual) > DIGITS:
+            found.append(1)
+        else:
+            found[-1] += 1
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 
 from mmaccel.adapter import Adapter
 from mmaccel.cache.argument import cache_of
-from mmaccel.decoding.setting import mask_of, prompt_ids, setting
+from mmaccel.decoding.setting import mask_of, prompt_ids
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import Span
 from mmaccel.report import Report
@@ -23,7 +23,7 @@ from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
 from ..decoder.generation import copies, plain_keys
 from ..decoder.method import DecoderMethod
-from ..input.arguments import replace, unfit_beside
+from ..input.arguments import FEATURES, replace, unfit_beside, unfit_prompt
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
@@ -80,7 +80,7 @@ class VisualAdapter(DecoderAdapter):
         calls = [getattr(self.model, f"get_{kind}_features", None) for kind in KINDS]
         calls.append(getattr(self.model, "get_rope_index", None))
         names = {name for call in calls if call is not None for name in inspect.signature(call).parameters}
-        return (names | {MASK}) - {"kwargs", "input_ids", "attention_mask"}
+        return (names | {MASK, FEATURES}) - {"kwargs", "input_ids", "attention_mask"}
 
     def token_id(self, kind: str) -> int:
         """The placeholder of an `"image"` or `"video"`, -1 where the family has none."""
@@ -154,16 +154,13 @@ class VisualAdapter(DecoderAdapter):
             return None
         if kwargs.get("inputs") is not None:
             kwargs["input_ids"] = kwargs.pop("inputs")
-        if kwargs.get("input_ids") is None or kwargs.get("inputs_embeds") is not None:
-            run.warn(f"{method} ran plainly: it needs input_ids, not inputs_embeds")
-            return None
-        if kwargs["input_ids"].dim() != 2:
-            raise PromptError(f"input_ids has the shape {[*kwargs['input_ids'].shape]}: give [batch, tokens]")
-        if setting(self.target, kwargs, "prefill_chunk_size") is not None:  # transformers cuts up token ids only
-            run.warn(f"{method} ran plainly: prefill_chunk_size was given")
-            return None
         cache = cache_of(kwargs)
         turn = None if cache is None else recalled(cache, self)
+        if why := unfit_prompt(self.target, kwargs, method.reads_tower):
+            if turn is not None:
+                raise PromptError(f"{method.name} cannot go on from the prompt that it has shortened: {why}")
+            run.warn(f"{method} ran plainly: {why}")
+            return None
         if turn is None and cache is not None and cache.get_seq_length():
             run.warn(f"{method} ran plainly: past_key_values holds a prompt that this session has not shortened")
             return None
@@ -238,7 +235,8 @@ class VisualAdapter(DecoderAdapter):
         """
         if kwargs.get("pixel_values_images") is not None:  # as Video-LLaVA calls them
             kwargs = {**kwargs, "pixel_values": kwargs["pixel_values_images"]}
-        kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None]
+        known = kwargs.get(FEATURES) or {}
+        kinds = [kind for kind in KINDS if kwargs.get(PIXELS[kind]) is not None or known.get(kind) is not None]
         if not kinds and before is None:
             return None
         seen = 0 if before is None else before.full_ids.shape[1]
@@ -252,6 +250,8 @@ class VisualAdapter(DecoderAdapter):
     @torch.no_grad()
     def encode(self, kind: str, method: Compressor, kwargs: dict[str, Any], seen: int = 0) -> list[Visual]:
         """Run the vision tower on the pictures or the videos of a call; an earlier one has `seen` so many columns."""
+        if (known := (kwargs.get(FEATURES) or {}).get(kind)) is not None:
+            return self.visuals(kind, known, kwargs, None, seen)
         encoder = getattr(self.model, f"get_{kind}_features")
         names = inspect.signature(encoder).parameters
         arguments = {name: kwargs[name] for name in names if kwargs.get(name) is not None and name != "kwargs"}

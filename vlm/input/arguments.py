@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mmaccel.decoding.setting import setting
-from mmaccel.errors import SettingError
+from mmaccel.errors import PromptError, SettingError
 
 from ..decoder.columns import COLUMNS
 from ..decoder.generation import new_tokens
@@ -17,12 +17,34 @@ from .whole_prompt import restore
 GUESSING = ("prompt_lookup_num_tokens", "assistant_model", "assistant_early_exit", "use_mtp")
 # What transformers leaves out where a prompt comes as embeddings, with the values that change nothing.
 OF_PROMPT = {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
+FEATURES = "mm_encoder_outputs"  # of the vision tower, in place of pixels
 WHOLE = ("output_hidden_states",)  # of every token of the prompt: Qwen-Omni makes its speech of them
 
 
 def guessing(target: Any, kwargs: dict[str, Any]) -> str | None:
     """The setting by which guesses come with the first pass of a call; None without any."""
     return next((name for name in GUESSING if setting(target, kwargs, name)), None)
+
+
+def unfit_prompt(target: Any, kwargs: dict[str, Any], reads_tower: bool) -> str | None:
+    """Why the prompt of a call is left as it is; None if it can be shortened.
+
+    `reads_tower` is whether that takes more of the vision tower than the features of pictures and videos.
+
+    Raises
+    ------
+    PromptError
+        If it is no batch of prompts.
+    """
+    if kwargs.get("input_ids") is None or kwargs.get("inputs_embeds") is not None:
+        return "it needs input_ids, not inputs_embeds"
+    if kwargs["input_ids"].dim() != 2:
+        raise PromptError(f"input_ids has the shape {[*kwargs['input_ids'].shape]}: give [batch, tokens]")
+    if setting(target, kwargs, "prefill_chunk_size") is not None:  # transformers cuts up token ids only
+        return "prefill_chunk_size was given"
+    if reads_tower and kwargs.get(FEATURES):
+        return f"it reads inside the vision tower, which does not run where {FEATURES} are given: give pixels"
+    return None
 
 
 def unfit_beside(target: Any, kwargs: dict[str, Any], inputs: dict[str, Any]) -> str | None:
@@ -64,8 +86,9 @@ def replace(
     new = new_tokens(target, kwargs, length)
     for name in (*encoded, "max_length", "position_ids"):
         kwargs.pop(name, None)
-    for name in kwargs.keys() & {*COLUMNS}:
-        kwargs[name] = prompt.of_columns(kwargs[name])
+    for name in COLUMNS:
+        if kwargs.get(name) is not None:
+            kwargs[name] = prompt.of_columns(kwargs[name])
     kwargs.update(inputs, attention_mask=prompt.attention_mask)
     if "max_new_tokens" in kwargs or setting(target, kwargs, "max_new_tokens") is None:
         kwargs["max_new_tokens"] = new

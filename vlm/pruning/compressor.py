@@ -16,6 +16,7 @@ from .row import Cut
 VISUAL_FAMILIES = frozenset({"llava_next_video", "llava_onevision", "page_reader", "vision_language"})
 # Dropping tokens inside the language model leaves keys of different lengths, which these cannot have.
 CACHE_METHODS = frozenset({"decoding cache"})
+MANY = 99  # layers of a tower, to ask whether a method would merge frames in any
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Compressor(DecoderMethod):
     @property
     def is_neutral(self) -> bool:
         return self.keep == 1.0
+
+    @property
+    def reads_tower(self) -> bool:
+        """Whether it needs more of the vision tower than the features that it makes."""
+        return self.needs_attention or self.needs_key or bool(self.merges_after(MANY))
 
     def compress(
         self, features: torch.Tensor, scores: torch.Tensor | None = None, key: torch.Tensor | None = None

@@ -8,10 +8,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import Advice, is_count, is_number
+from mmaccel.method import Advice, is_count, is_number, is_share
 from mmaccel.registry import register
 
-from ..decoder.method import is_share
 from .compressed import Compressed, attention, chosen, top
 from .compressor import CACHE_METHODS, Compressor
 from .inner import late_merging
@@ -96,7 +95,7 @@ class EarlyTom(Compressor):
         self._require(is_number(self.tau, -1, 1), "tau", "a cosine from -1 to 1")
         self._require(is_number(self.alike, -1, 1), "alike", "a cosine from -1 to 1")
         self._require(is_count(self.window, 2), "window", "a whole number of at least 2")
-        self._require(is_number(self.ema, 0, 1) and self.ema > 0, "ema", "above 0 and at most 1")
+        self._require(is_share(self.ema), "ema", "above 0 and at most 1")
         after, layer = self.merge_after, self.inner_layer
         self._require(after is None or is_count(after, 0), "merge_after", "a whole number of at least 0, or None")
         self._require(layer is None or is_count(layer), "inner_layer", "a whole number of at least 1, or None")

@@ -8,10 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from mmaccel.method import Advice, is_count, is_number
+from mmaccel.method import Advice, is_count, is_number, is_share
 from mmaccel.registry import register
 
-from ..decoder.method import is_share
 from .clustering import distances, means, others, peak_scores
 from .compressed import Compressed, attention, everything, joined, top
 from .compressor import CACHE_METHODS, Compressor

@@ -8,10 +8,9 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import Advice, is_number
+from mmaccel.method import Advice, is_number, is_share
 from mmaccel.registry import register
 
-from ..decoder.method import is_share
 from .compressed import Compressed, chosen, top
 from .compressor import Compressor
 from .segments import apportion

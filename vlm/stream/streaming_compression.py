@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import normalize
 
-from mmaccel.method import Advice, is_count, is_number
+from mmaccel.method import Advice, is_count, is_share
 from mmaccel.registry import register
 
 from ..pruning.compressed import Compressed, chosen, top
@@ -61,7 +61,7 @@ class StreamingCompression(Compressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(is_number(self.refresh, 0, 1) and self.refresh > 0, "refresh", "above 0 and at most 1")
+        self._require(is_share(self.refresh), "refresh", "above 0 and at most 1")
         self._require(is_count(self.interval), "interval", "a whole number of at least 1")
 
     def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import BlockPlan, block_sparse_attention, verify_attention
+from .. import BlockPlan, block_sparse_attention, should_use_sparse, verify_attention
 from .case import Draw, KernelCase, Run, one_head_error, shape_of
 
 LAYERS = 8
@@ -16,13 +16,14 @@ BLOCK = 64
 
 
 def sparse_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, density: float, causal: bool) -> KernelCase:
-    """Random blocks, as many in every row, against dense attention; above the break-even density it cuts over."""
+    """Random blocks, as many in every row, against dense attention; all of them above the break-even density."""
     length, blocks = q.shape[2], q.shape[2] // BLOCK
     order = Draw(q.dtype, str(q.device)).order(1, q.shape[1], blocks, blocks)
     mask = order < round(density * blocks)
     mask |= torch.eye(blocks, dtype=torch.bool, device=q.device)  # no query without a key
     plan = BlockPlan.from_mask(mask, q_len=length, kv_len=length, causal=causal)
     heads, width = q.shape[1], q.shape[3]
+    pays = should_use_sparse(plan.visible_share(causal), length, q.device, causal, q.dtype)
 
     def error() -> float:
         output, _ = block_sparse_attention(q, k, v, plan, causal=causal)
@@ -35,7 +36,7 @@ def sparse_case(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, density: floa
         q.dtype,
         {"density": density, "causal": causal, "cutover": True},
         "dense scaled_dot_product_attention",
-        lambda: block_sparse_attention(q, k, v, plan, causal=causal, cutover=True),
+        lambda: block_sparse_attention(q, k, v, plan if pays else None, causal=causal),
         lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal),
         error,
         flops=4.0 * plan.col.numel() * BLOCK * BLOCK * width,

@@ -104,7 +104,7 @@ Other processors have other ratios, so that three choices are made by measuring,
 processor (`mmaccel env` shows them): from which density on dense attention is faster than block-sparse, in which of
 four ways a step of decoding reads a long cache, and in which of three ways linear layers compute a few rows. An op
 whose result is off from float64 by more than its tolerance is not timed at all. Block-sparse attention is asked for
-random blocks, as many in every row, with `cutover=True`: above the break-even density it attends to everything. The
+random blocks, as many in every row; `cutover` says that all blocks are attended to above the break-even density. The
 raw rows are in [{json}]({json}).
 
 Decoding is set beside torch's attention with the query heads of a key head as rows of one head, which reads keys once
@@ -119,7 +119,7 @@ LIMITS = """
 - **Drafts** of 16 tokens have 64 rows to a key head: there torch's own attention is efficient too.
 - **Linear layers of a few rows**, as passes of a few tokens have, are bound by memory as well; torch's own product
   reads a weight again for a second and a third row, or copies it.
-- **Writing and token means** move memory, as torch's own operations do.
+- **Token means** move memory, as torch's own operation does.
 """
 HEADINGS = ("op", "case", "against", "ms", "ms, torch", "speed-up", "error")
 

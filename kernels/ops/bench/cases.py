@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from .. import accept_length, kv_scatter_, residual_sample, segment_mean, skinny_linear
+from .. import accept_length, residual_sample, segment_mean, skinny_linear
 from .attention_cases import decode_cases, sparse_case, window_case
 from .case import Draw, KernelCase, Run, error_of
 
@@ -57,26 +56,8 @@ def _linear_case(x: torch.Tensor, weights: list[torch.Tensor]) -> KernelCase:
 
 
 def small_cases(draw: Draw) -> Iterator[KernelCase]:
-    """Writing, merging and sampling."""
+    """Merging and sampling."""
     device = draw.generator.device
-    cache, new = draw(1, 8, 16384, 64), draw(1, 8, 4096, 64)
-    slots = draw.order(16384)[:4096]
-    twin, values = cache.clone(), cache.clone()
-
-    def scatter() -> Any:
-        return kv_scatter_(new, new, slots, cache, values)
-
-    def put() -> None:
-        twin[:, :, slots] = new
-        twin[:, :, slots] = new
-
-    def scatter_error() -> float:
-        scatter()
-        return float((cache[:, :, slots] - new).abs().max())
-
-    yield KernelCase(
-        "kv_scatter_", f"{list(new.shape)}", draw.dtype, {}, "index assignment", scatter, put, scatter_error
-    )
     yield _merging_case(draw)
     p, q = (draw(4, n, 16384).float().softmax(-1) for n in (17, 16))
     tok, u = q.argmax(-1), torch.rand(4, 16, device=device)

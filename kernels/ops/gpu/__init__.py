@@ -2,7 +2,6 @@
 
 from .accept_length import accept_length
 from .block_sparse_attention import block_sparse_attention
-from .kv_scatter import kv_scatter_
 from .residual_sample import residual_sample
 from .segment_mean import segment_mean
 from .verify_attention import verify_attention
@@ -10,7 +9,6 @@ from .verify_attention import verify_attention
 __all__ = [
     "accept_length",
     "block_sparse_attention",
-    "kv_scatter_",
     "residual_sample",
     "segment_mean",
     "verify_attention",

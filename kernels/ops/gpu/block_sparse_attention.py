@@ -17,7 +17,7 @@ _NO_LIMIT = 1 << 30  # beyond every position, and added to one it still fits in 
 def _scan(
     acc, peak, total, query, k, v, stride_kn, stride_vn, col, begin, end, hole, skip, low, high, first, last, scale,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PLAN_N: tl.constexpr,
-    MASKED: tl.constexpr, GATHERED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Fold the key tiles `begin` to `end`: parts of the blocks named in `col`, or without it of the keys as they lie.
 
@@ -38,10 +38,6 @@ def _scan(
         if MASKED:
             visible = (number[None, :] >= low[:, None]) & (number[None, :] < high[:, None])
             scores = tl.where(visible, scores, float("-inf"))
-            # a value that no query sees may hold NaN, which times a weight of 0 is NaN; gathered queries may leave
-            # gaps between `first` and `last`
-            if GATHERED:
-                wanted = tl.max(visible.to(tl.int32), 0) > 0
         value = load_rows(v + at * stride_vn, inner * stride_vn, wanted, WIDTH, BLOCK_D, MASKED)
         acc, peak, total = fold(acc, peak, total, scores, value)
     return acc, peak, total
@@ -49,15 +45,14 @@ def _scan(
 
 @triton.jit(do_not_specialize=["queries", "keys", "left", "right"])
 def attend_kernel(
-    q, k, v, output, lse, row_ptr, col, n_full, key_begin, key_end,
+    q, k, v, output, lse, row_ptr, col, n_full,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_rb, stride_rh, stride_fb, stride_fh, stride_gb,
+    stride_rb, stride_rh, stride_fb, stride_fh,
     queries, keys, left, right, group, plan_group, scale,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PLAN_M: tl.constexpr, PLAN_N: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head against the keys it sees."""
-    GATHERED: tl.constexpr = key_begin is not None
     # under a causal mask the last queries see most: started first, they do not finish alone
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -65,13 +60,9 @@ def attend_kernel(
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     exists = rows < queries
     # the keys `low` to `high` are those that each query sees by its position
-    if GATHERED:
-        low = tl.load(key_begin + batch * stride_gb + rows, mask=exists, other=0)
-        high = tl.load(key_end + batch * stride_gb + rows, mask=exists, other=0)
-    else:
-        position = rows + (keys - queries)
-        low = tl.maximum(position - left, 0)
-        high = tl.minimum(position + right + 1, keys)
+    position = rows + (keys - queries)
+    low = tl.maximum(position - left, 0)
+    high = tl.minimum(position + right + 1, keys)
     some = exists & (low < high)
     low, high = tl.where(some, low, keys), tl.where(some, high, 0)
     first, last = tl.min(low, 0), tl.max(high, 0)
@@ -90,16 +81,14 @@ def attend_kernel(
         row = (tile * BLOCK_M) // PLAN_M
         row_ptr += batch * stride_rb + (head // plan_group) * stride_rh + row
         begin, end = tl.load(row_ptr) * PARTS, tl.load(row_ptr + 1) * PARTS
-        whole = begin
-        if not GATHERED:  # the plan counted whole blocks for queries at their default positions
-            whole += tl.load(n_full + batch * stride_fb + (head // plan_group) * stride_fh + row) * PARTS
-            acc, peak, total = _scan(
-                acc, peak, total, query, k, v, stride_kn, stride_vn, col, begin, whole, 0, 0, low, high, first, last,
-                scale, WIDTH, BLOCK_D, BLOCK_N, PLAN_N, False, GATHERED,
-            )  # fmt: skip
+        whole = begin + tl.load(n_full + batch * stride_fb + (head // plan_group) * stride_fh + row) * PARTS
+        acc, peak, total = _scan(
+            acc, peak, total, query, k, v, stride_kn, stride_vn, col, begin, whole, 0, 0, low, high, first, last,
+            scale, WIDTH, BLOCK_D, BLOCK_N, PLAN_N, False,
+        )  # fmt: skip
         acc, peak, total = _scan(
             acc, peak, total, query, k, v, stride_kn, stride_vn, col, whole, end, 0, 0, low, high, first, last,
-            scale, WIDTH, BLOCK_D, BLOCK_N, PLAN_N, True, GATHERED,
+            scale, WIDTH, BLOCK_D, BLOCK_N, PLAN_N, True,
         )  # fmt: skip
     else:
         # keys that all queries of the tile see need no mask: only the tiles at both ends are masked
@@ -111,11 +100,11 @@ def attend_kernel(
         ragged = tl.minimum(tl.maximum(shared_last // BLOCK_N, whole), end)
         acc, peak, total = _scan(
             acc, peak, total, query, k, v, stride_kn, stride_vn, col, whole, ragged, end, 0, low, high, first, last,
-            scale, WIDTH, BLOCK_D, BLOCK_N, PLAN_N, False, GATHERED,
+            scale, WIDTH, BLOCK_D, BLOCK_N, PLAN_N, False,
         )  # fmt: skip
         acc, peak, total = _scan(
             acc, peak, total, query, k, v, stride_kn, stride_vn, col, begin, end - (ragged - whole), whole,
-            ragged - whole, low, high, first, last, scale, WIDTH, BLOCK_D, BLOCK_N, PLAN_N, True, GATHERED,
+            ragged - whole, low, high, first, last, scale, WIDTH, BLOCK_D, BLOCK_N, PLAN_N, True,
         )  # fmt: skip
 
     result, log_sum = finish(acc, peak, total)
@@ -140,9 +129,6 @@ def block_sparse_attention(
     block_n: int,
     left: int,
     right: int,
-    q_pos: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See :func:`mmaccel.kernels.block_sparse_attention`; without a plan, `block_m` and `block_n` are not used."""
@@ -153,8 +139,7 @@ def block_sparse_attention(
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if output.numel() == 0:
         return output, lse
-    gathered = q_pos is not None or cu_seqlens_q is not None
-    tile = attention_tile(architecture(q.device), width, q.element_size(), gathered)
+    tile = attention_tile(architecture(q.device), width, q.element_size())
     plan_strides, plan_heads = [0, 0, 0, 0], 1
     if row_ptr is None or n_full is None:
         block_m, block_n = tile.block_m, tile.block_n
@@ -163,41 +148,12 @@ def block_sparse_attention(
         row_ptr, n_full, plan_heads = dense_rows(row_ptr), dense_rows(n_full), n_full.shape[1]
         plan_strides = [x for table in (row_ptr, n_full) for x in (batch_stride(table, 3), table.stride(1))]
     left, right = (_NO_LIMIT if side < 0 else min(side, _NO_LIMIT) for side in (left, right))
-    begin, end = key_ranges(q, k, left, right, q_pos, cu_seqlens_q, cu_seqlens_k) if gathered else (None, None)
     with on_device(q):
         attend_kernel[(ceil_div(queries, tile.block_m), heads, batch)](
-            q, k, v, output, lse, row_ptr, col, n_full, begin, end,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *plan_strides, 0 if begin is None else begin.stride(0),
+            q, k, v, output, lse, row_ptr, col, n_full,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *plan_strides,
             queries, k.shape[2], left, right, heads // k.shape[1], heads // plan_heads, scale,
             WIDTH=width, BLOCK_D=power_of_two(width), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             PLAN_M=block_m, PLAN_N=block_n, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return output, lse
-
-
-def key_ranges(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    left: int,
-    right: int,
-    q_pos: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """First and last + 1 of the keys each query sees by its position or in its packed sequence, int32 `[B, M]`.
-
-    Computed by torch: a bisection inside the kernel would keep Triton from pipelining its loops over keys.
-    """
-    first: int | torch.Tensor = 0
-    last: int | torch.Tensor = k.shape[2]
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        row = torch.arange(q.shape[2], device=q.device, dtype=cu_seqlens_q.dtype)
-        sequence = torch.searchsorted(cu_seqlens_q[1:], row, right=True).clamp(max=len(cu_seqlens_q) - 2)
-        first, last = cu_seqlens_k[sequence][None].long(), cu_seqlens_k[sequence + 1][None].long()
-        # aligned at the end of the sequence
-        q_pos = (row - cu_seqlens_q[sequence + 1])[None] + last
-    assert q_pos is not None
-    position = q_pos.long()
-    begin = (position - left).clamp(min=first).clamp(max=_NO_LIMIT)
-    end = (position + right + 1).clamp(max=last).clamp(min=0)
-    return begin.to(torch.int32).contiguous(), end.to(torch.int32).contiguous()

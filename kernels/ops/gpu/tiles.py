@@ -30,25 +30,20 @@ def shared_memory(arch: int) -> int:
     return _SHARED_KIB.get(arch, 99) * 1024
 
 
-def attention_tile(arch: int, width: int, item_size: int, gathered: bool) -> Tile:
-    """Tile of `block_sparse_attention` for head dimension `width`.
-
-    `gathered` queries have ranges of keys of their own, which take registers, as does a `width` that is padded.
-    """
+def attention_tile(arch: int, width: int, item_size: int) -> Tile:
+    """Tile of `block_sparse_attention` for head dimension `width`."""
     padded = power_of_two(width)
     if arch == 0:  # the interpreter: few steps, small enough to show errors at borders
         return Tile(64, 64, 4, 1)
     if item_size == 4:
-        # without tensor cores operands pass through registers
-        tile = Tile(16, 16, 8, 1) if gathered or padded != width or width > 128 else Tile(32, 16, 4, 1)
+        # without tensor cores operands pass through registers, of which a padded width takes more
+        tile = Tile(16, 16, 8, 1) if padded != width or width > 128 else Tile(32, 16, 4, 1)
     elif width > 128:
         tile = Tile(64, 32, 8, 2)
     elif 90 <= arch < 120:
-        wide = Tile(128, 128, 8, 3) if width <= 64 else Tile(128, 64, 8, 3)
-        tile = Tile(64, 64, 4 if width <= 64 else 8, 3) if gathered else wide
+        tile = Tile(128, 128, 8, 3) if width <= 64 else Tile(128, 64, 8, 3)
     else:
-        wide = Tile(128, 64, 8, 3) if width <= 64 else Tile(128, 32, 8, 3)
-        tile = (Tile(64, 64, 4, 3) if width <= 64 else Tile(64, 32, 8, 3)) if gathered else wide
+        tile = Tile(128, 64, 8, 3) if width <= 64 else Tile(128, 32, 8, 3)
     return _fit(tile, arch, padded, item_size)
 
 

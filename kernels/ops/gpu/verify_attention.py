@@ -122,7 +122,6 @@ def verify_attention(
     lengths: torch.Tensor,
     token_idx: torch.Tensor | None,
     window_mask: torch.Tensor | None,
-    num_splits: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See :func:`mmaccel.kernels.verify_attention`."""
@@ -137,7 +136,7 @@ def verify_attention(
     token_idx = None if token_idx is None else dense_rows(token_idx)
     tokens = keys if token_idx is None else token_idx.shape[2]
     row_tiles = ceil_div(rows, tile.block_m)
-    splits = num_splits or choose_splits(batch * key_heads * row_tiles, ceil_div(tokens, tile.block_n), q.device)
+    splits = choose_splits(batch * key_heads * row_tiles, ceil_div(tokens, tile.block_n), q.device)
     window_strides = [0, 0, 0]
     if window_mask is not None:
         window_strides = [batch_stride(window_mask, 3), *window_mask.stride()[-2:]]

@@ -1,8 +1,8 @@
 """Block-sparse attention from gathered blocks and dense attention.
 
-It rests on two ideas. The keys that a query may see by position (causal, window, gathered positions, packed
-sequences) are always one interval, so two numbers a query are the whole mask. And blocks that are seen whole
-need no mask, so the two kinds are attended to separately and merged by their log-sum-exps.
+It rests on two ideas. The keys that a query may see by position (causal, window) are always one interval, so two
+numbers a query are the whole mask. And blocks that are seen whole need no mask, so the two kinds are attended to
+separately and merged by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -35,49 +35,25 @@ def block_sparse_attention(
     block_n: int,
     left: int,
     right: int,
-    q_pos: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
     scale: float,
 ) -> Pair:
-    low, high = intervals(q, k, left, right, q_pos, cu_seqlens_q, cu_seqlens_k)
-    moved = q_pos is not None or cu_seqlens_q is not None
-    if row_ptr is not None and col is not None and n_full is not None:
-        sizes = (q.shape[2], k.shape[2], block_m, block_n)
-        if moved or not _takes_all(col, n_full, *sizes, left, right):
-            full = torch.zeros_like(n_full) if moved else n_full  # they were counted for other positions
-            return Rows(q, k, v, row_ptr, col, full, block_m, block_n, low, high, scale).attend()
-    if not moved and left < 0 and right < 0:
+    low, high = intervals(q, k, left, right)
+    sizes = (q.shape[2], k.shape[2], block_m, block_n, left, right)
+    if row_ptr is not None and col is not None and n_full is not None and not _takes_all(col, n_full, *sizes):
+        return Rows(q, k, v, row_ptr, col, n_full, block_m, block_n, low, high, scale).attend()
+    if left < 0 and right < 0:
         return heads_packed(q, k, v, scale)
-    if not moved and left < 0 and right == 0 and q.shape[2] == k.shape[2]:
+    if left < 0 and right == 0 and q.shape[2] == k.shape[2]:
         return dense(q, repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1]), scale, causal=True)
     return Ranges(q, k, v, low, high, scale).attend()
 
 
-def intervals(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    left: int,
-    right: int,
-    q_pos: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-) -> Pair:
-    """First key that each query sees, and the one after the last, int64 `[B or 1, M]`."""
+def intervals(q: torch.Tensor, k: torch.Tensor, left: int, right: int) -> Pair:
+    """First key that each query sees, and the one after the last, int64 `[M]`."""
     queries, keys = q.shape[2], k.shape[2]
-    position = torch.arange(queries, device=q.device)[None] + keys - queries
-    first, end = torch.zeros_like(position), torch.full_like(position, keys)
-    if q_pos is not None:
-        position = q_pos.long()
-        first, end = torch.zeros_like(position), torch.full_like(position, keys)
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        lengths = cu_seqlens_q.diff().long()
-        starts, ends = cu_seqlens_k[:-1].long(), cu_seqlens_k[1:].long()
-        first, end = starts.repeat_interleave(lengths)[None], ends.repeat_interleave(lengths)[None]
-        shift = (ends - cu_seqlens_q[1:].long()).repeat_interleave(lengths)
-        position = torch.arange(queries, device=q.device)[None] + shift
-    low = first if left < 0 else torch.maximum(first, position - left)
-    high = end if right < 0 else torch.minimum(end, position + right + 1)
+    position = torch.arange(queries, device=q.device) + keys - queries
+    low = torch.zeros_like(position) if left < 0 else (position - left).clamp(min=0)
+    high = torch.full_like(position, keys) if right < 0 else (position + right + 1).clamp(max=keys)
     return low, high
 
 
@@ -121,7 +97,7 @@ class Ranges:
         return torch.cat(outputs, 2), torch.cat(lses, 2)
 
     def _rows(self, rows: slice) -> Pair:
-        q, low, high = self.q[:, :, rows], self.low[:, rows], self.high[:, rows]
+        q, low, high = self.q[:, :, rows], self.low[rows], self.high[rows]
         begin, end = int(low.min()), int(high.max())
         inner, outer = int(low.max()), int(high.min())
         if begin >= end:
@@ -143,8 +119,8 @@ class Ranges:
             if last_length == length and torch.equal(last_low, low) and torch.equal(last_high, high):
                 return mask
         key = torch.arange(length, device=low.device)
-        visible = ((key >= low[..., None]) & (key < high[..., None]))[:, None]
-        mask = Mask(visible.repeat(1, 1, self.group, 1), self.q.dtype)
+        visible = (key >= low[:, None]) & (key < high[:, None])
+        mask = Mask(visible.repeat(self.group, 1)[None, None], self.q.dtype)
         self.last = (low, high, length, mask)
         return mask
 
@@ -184,18 +160,17 @@ class Rows:
         padded = torch.nn.functional.pad(q, (0, 0, 0, self.rows * block_m - length))
         split = padded.view(batch, heads, self.group, self.rows, block_m, width).transpose(2, 3)
         self.queries = split.reshape(-1, self.group * block_m, width)
-        self.low, self.high = (self._per_row(x, batch) for x in (low, high))
+        self.low, self.high = (self._per_row(x) for x in (low, high))
         start, end = row_ptr[..., :-1], row_ptr[..., 1:]
         start, end, full = (x.expand(batch, heads, -1).reshape(-1).long() for x in (start, end, n_full))
         self.col, self.start, self.middle, self.end = col.long(), start, start + full, end
         # where the blocks of each unit's head begin among all blocks
         self.base = torch.arange(batch * heads, device=q.device).repeat_interleave(self.rows) * self.columns
 
-    def _per_row(self, bounds: torch.Tensor, batch: int) -> torch.Tensor:
-        """Interval bounds by batch row and block row, `[B, rows, block_m]`; padding queries see nothing."""
-        padding = self.rows * self.block_m - bounds.shape[1]
-        padded = torch.nn.functional.pad(bounds, (0, padding))
-        return padded.view(-1, self.rows, self.block_m).expand(batch, -1, -1)
+    def _per_row(self, bounds: torch.Tensor) -> torch.Tensor:
+        """Interval bounds by block row, `[rows, block_m]`; padding queries see nothing."""
+        padding = self.rows * self.block_m - len(bounds)
+        return torch.nn.functional.pad(bounds, (0, padding)).view(self.rows, self.block_m)
 
     def attend(self) -> Pair:
         parts = []
@@ -239,8 +214,7 @@ class Rows:
     def _mask(self, units: torch.Tensor, column: torch.Tensor) -> Mask:
         """Mask `[units, 1, group * block_m, keys]` from the interval of each query."""
         key = (column[..., None] * self.block_n + torch.arange(self.block_n, device=column.device)).flatten(1)
-        batch, row = units // (len(self.base) // len(self.low)), units % self.rows
-        low, high = (x[batch, row, :, None] for x in (self.low, self.high))
+        low, high = (x[units % self.rows, :, None] for x in (self.low, self.high))
         visible = (key[:, None] >= low) & (key[:, None] < high)
         return Mask(visible.repeat(1, self.group, 1)[:, None], self.queries.dtype)
 

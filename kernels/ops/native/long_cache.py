@@ -13,7 +13,7 @@ import threading
 
 import torch
 
-from ..choosing import fastest_way, kept_or_measured
+from ..choosing import kept_way
 from .decode_ways import WAYS, Pair
 
 MOST_QUERIES = 8  # of one head
@@ -47,28 +47,17 @@ def _rounded(count: int) -> int:
 @functools.cache
 def way(dtype: torch.dtype, rows: int, heads: int, width: int, threads: int) -> str:
     """Name of the fastest way for queries of one kind; `threads` is part of what it holds for."""
-    names = [name for name in WAYS if name != "matrix_products" or dtype == torch.float32]
-    usual = names[0]
+    ways = {name: way for name, way in WAYS.items() if name != "matrix_products" or dtype == torch.float32}
     name = f"decoding over a long cache, {str(dtype)[6:]}, {rows} x {width} over {heads} heads"
-    measure = functools.partial(_measured, names, dtype, rows, heads, width)
-    found = kept_or_measured(name, measure, lambda kept: isinstance(kept, str) and kept in names)
-    return usual if found is None else str(found)
+    return kept_way(name, ways, functools.partial(_examples, dtype, rows, heads, width), ROUNDING[dtype])
 
 
-@torch.no_grad()
-def _measured(names: list[str], dtype: torch.dtype, rows: int, heads: int, width: int) -> str | None:
-    """The fastest of the ways that give what the usual one gives; None where the machine is too busy to tell."""
-    q, caches = _example(dtype, rows, heads, width)
-    calls = [(q, k, v, width**-0.5) for k, v in caches]
-    return fastest_way({name: WAYS[name] for name in names}, calls, ROUNDING[dtype])
-
-
-def _example(
+def _examples(
     dtype: torch.dtype, rows: int, heads: int, width: int
-) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Queries, and the keys and values of some layers; drawn in a small tile that is repeated, which is quick."""
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]]:
+    """Queries over the keys and values of some layers; drawn in a small tile that is repeated, which is quick."""
     generator = torch.Generator().manual_seed(0)
     tile = torch.randn(1, heads, 64, width, generator=generator).to(dtype)
     count = max(1, LAYER_BYTES // (2 * tile.nbytes))
     q = torch.randn(1, heads, rows, width, generator=generator).to(dtype)
-    return q, [(tile.repeat(1, 1, count, 1), tile.repeat(1, 1, count, 1)) for _ in range(LAYERS)]
+    return [(q, tile.repeat(1, 1, count, 1), tile.repeat(1, 1, count, 1), width**-0.5) for _ in range(LAYERS)]

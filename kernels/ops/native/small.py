@@ -1,4 +1,4 @@
-"""Cache writes, token merging and the sampling of speculative decoding."""
+"""Token merging and the sampling of speculative decoding."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ import torch
 from torch.nn.functional import embedding_bag
 
 from mmaccel.decoding import sample
-
-
-def kv_scatter_(k_new: torch.Tensor, v_new: torch.Tensor, idx: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    if idx.ndim == 1:
-        k.index_copy_(2, idx.long(), k_new)
-        v.index_copy_(2, idx.long(), v_new)
-        return
-    index = idx.long()[:, None, :, None].expand_as(k_new)
-    k.scatter_(2, index, k_new)
-    v.scatter_(2, index, v_new)
 
 
 def segment_mean(x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, ptr: torch.Tensor) -> torch.Tensor:

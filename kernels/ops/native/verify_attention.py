@@ -18,7 +18,6 @@ def verify_attention(
     lengths: torch.Tensor,
     token_idx: torch.Tensor | None,
     window_mask: torch.Tensor | None,
-    num_splits: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if token_idx is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..scores import check_count, check_share
-from ..tokens import select
+from ..scores import check_count
+from ..tokens import top
 from .snap_kv import window_votes
 
 
@@ -13,12 +13,9 @@ def fast_kv(
     q_window: torch.Tensor,
     k: torch.Tensor,
     *,
-    keep: float = 0.2,
-    count: int | None = None,
+    count: int,
     window: int = 8,
     kernel: int = 7,
-    pool: str = "avg",
-    valid: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """The tokens that go on to later layers: the end of a prompt and what all heads there attend to (FastKV, 2025).
@@ -33,33 +30,25 @@ def fast_kv(
         The last queries of the prompt in that layer, rotated; of more than `window` the last ones count.
     k : `[B, Hkv, N, D]`
         All its keys, rotated.
-    keep
-        Share of the `N` tokens to propagate, rounded, default 0.2 as in the paper.
     count
-        Their number instead, None (default) to go by `keep`.
+        Tokens to propagate, a fifth of them in the paper.
     window
         Last tokens whose attention is summed, and which are propagated; default 8 as in the paper. Where it is
-        more than the number asked for, that number grows to hold it.
-    kernel, pool
+        more than `count`, `count` grows to hold it.
+    kernel
         Pooling over neighbouring tokens, as for :func:`snap_kv`.
-    valid : bool `[B, N]`
-        False for padding on the left, which is never propagated; None (default) for none.
     scale
         Of the scores, by default ``D ** -0.5``.
 
     Returns
     -------
-    int32 `[B, T]`, ascending and -1 at the end.
+    int32 `[B, T]`, ascending.
 
     Raises
     ------
     ValueError
-        If shapes do not fit, `keep` is not in (0, 1], `count` or `window` is below 1, `kernel` is even, or
-        there is no such `pool`.
+        If shapes do not fit, `count` or `window` is below 1, or `kernel` is even.
     """
-    check_share("keep", keep)
-    if count is not None:
-        check_count("count", count, 1)
-    score, forced, real = window_votes(q_window, k, window, kernel, pool, valid, scale)
-    number = max(1, int(k.shape[2] * keep + 0.5)) if count is None else count
-    return select(score.sum(1, keepdim=True), forced, real, number, window)[:, 0]
+    check_count("count", count, 1)
+    score, forced = window_votes(q_window, k, window, kernel, scale)
+    return top(score.sum(1).masked_fill(forced, torch.inf), max(count, window))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mmaccel.kernels.checks import require
 
 from ..scores import check_count
-from ..tokens import select
+from ..tokens import top
 from .snap_kv import window_votes
 
 
@@ -40,8 +40,6 @@ def st_lite(
     visual: Visual | None = None,
     window: int = 32,
     kernel: int = 7,
-    pool: str = "avg",
-    valid: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """The tokens of screens that differ from their neighbours and from the newest screen (ST-Lite, 2026).
@@ -68,31 +66,29 @@ def st_lite(
         none.
     window
         Last tokens whose attention is summed, and which are kept; default 32 as in SnapKV.
-    kernel, pool
+    kernel
         Pooling of the attention over neighbouring tokens, as for :func:`snap_kv`.
-    valid : bool `[B, N]`
-        False for padding on the left, which is never kept; None (default) for none.
     scale
         Of the attention scores, by default ``D ** -0.5``.
 
     Returns
     -------
-    int32 `[B, Hkv, min(count, N)]`, ascending and -1 at the end.
+    int32 `[B, Hkv, min(count, N)]`, ascending.
 
     Raises
     ------
     ValueError
-        If shapes do not fit, `count` is not above `window`, `kernel` is even, there is no such `pool`, or a span
-        is empty or reaches beyond the keys.
+        If shapes do not fit, `count` is not above `window`, `kernel` is even, or a span is empty or reaches beyond
+        the keys.
     """
-    score, forced, real = window_votes(q_window, k, window, kernel, pool, valid, scale)
+    score, forced = window_votes(q_window, k, window, kernel, scale)
     check_count("count", count, 1)
     require(count > window, "count", f"above window, which is {window}", count)
     score = score.unflatten(1, (k.shape[1], -1)).mean(2)
     if visual is not None:
         _check_visual(visual, k)
         score = torch.stack([_visual_score(*row, count) for row in zip(score, k, visual, strict=True)])
-    return select(score, forced, real, count, 0)
+    return top(score.masked_fill(forced, torch.inf), count)
 
 
 def _check_visual(visual: Visual, k: torch.Tensor) -> None:

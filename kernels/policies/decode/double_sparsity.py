@@ -7,7 +7,7 @@ import torch
 from mmaccel.kernels.checks import check_attention, check_indices, require
 
 from ..scores import check_count, work
-from ..tokens import check_decode, check_valid, choose, query_positions, real_tokens, votes
+from ..tokens import check_decode, choose, query_positions, real_tokens, votes
 
 
 def double_sparsity(
@@ -19,8 +19,6 @@ def double_sparsity(
     count: int = 1024,
     sink: int = 4,
     recent: int = 64,
-    labels: torch.Tensor | None = None,
-    valid: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """The tokens of each key head with the most attention, estimated on its label channels (Double Sparsity, 2024).
@@ -40,11 +38,6 @@ def double_sparsity(
     sink, recent
         Leading and newest tokens that are always attended to, the `M` new ones in any case; defaults 4 and 64
         (ours). Where they are more than `count`, `count` grows to hold them.
-    labels : `[B, Hkv, N, R]`
-        The label cache, ``k`` on its channels, if the caller keeps one: only with it are fewer bytes read. By
-        default it is gathered from `k`.
-    valid : bool `[B, N]`
-        False for padding, which is never chosen; None (default) for none.
     scale
         Of the scores, by default ``D ** -0.5``.
 
@@ -57,13 +50,9 @@ def double_sparsity(
     ValueError
         If shapes, dtypes or devices do not fit, `count` is below 1, or `sink` or `recent` below 0.
     """
-    real = check_decode(q, k, lengths, count, sink, recent, valid)
+    real = check_decode(q, k, lengths, count, sink, recent)
     channels = _per_row(channels, k)
-    if labels is None:
-        labels = k.gather(3, channels[:, :, None].expand(-1, -1, k.shape[2], -1))
-    wanted = (*k.shape[:3], channels.shape[2])
-    fits = tuple(labels.shape) == wanted and labels.dtype == k.dtype and labels.device == k.device
-    require(fits, "labels", f"{str(k.dtype).removeprefix('torch.')} {list(wanted)} on {k.device}", labels)
+    labels = k.gather(3, channels[:, :, None].expand(-1, -1, k.shape[2], -1))
     by_head = channels.repeat_interleave(q.shape[1] // k.shape[1], 1)[:, :, None].expand(-1, -1, q.shape[2], -1)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     score = votes(q.gather(3, by_head), labels, lengths, real, scale)
@@ -76,7 +65,6 @@ def label_channels(
     *,
     channels: int | None = None,
     lengths: torch.Tensor | None = None,
-    valid: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The channels of each key head with the largest products ``|q * k|``, for :func:`double_sparsity`.
 
@@ -90,8 +78,6 @@ def label_channels(
         How many, by default ``D // 16`` as in the paper.
     lengths : int `[B]`
         Tokens in use in each row, None (default) for all `N`.
-    valid : bool `[B, N]`
-        False for padding, which does not count; None (default) for none.
 
     Returns
     -------
@@ -103,12 +89,11 @@ def label_channels(
         If shapes do not fit or `channels` is not between 1 and `D`.
     """
     check_attention(q, k, k)
-    check_valid(valid, k)
     width = q.shape[3]
     channels = max(1, width // 16) if channels is None else channels
     check_count("channels", channels, 1)
     require(channels <= width, "channels", f"at most {width}, the head dimension", channels)
-    real = real_tokens(k, lengths, valid)
+    real = real_tokens(k, lengths)
     asked = query_positions(q, k, lengths)
     real_queries = real.gather(1, asked.clamp(min=0)) & (asked >= 0)
     size_q = work(q).abs().masked_fill(~real_queries[:, None, :, None], 0.0)

@@ -7,7 +7,7 @@ import torch
 from mmaccel.kernels.checks import check_attention, check_indices, require
 
 from ..scores import check_count, head_scores
-from ..tokens import check_valid, query_positions, real_tokens
+from ..tokens import query_positions, real_tokens
 from .double_sparsity import double_sparsity
 
 
@@ -20,8 +20,6 @@ def fasa(
     count: int = 256,
     sink: int = 4,
     recent: int = 64,
-    interleaved: bool = False,
-    valid: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """The tokens of each key head with the most attention, estimated on its dominant rotary pairs (FASA, 2026).
@@ -38,16 +36,12 @@ def fasa(
     lengths : int32 or int64 `[B]`
         Tokens in use in each row, the `M` new ones included.
     pairs : int `[B, Hkv, P]` or `[Hkv, P]`
-        Numbers of pairs, from :func:`dominant_pairs`.
+        Numbers of pairs, from :func:`dominant_pairs`; pair `i` is channels ``i`` and ``i + D / 2``.
     count
         Tokens to attend to in all, those below included; default 256 as in the paper.
     sink, recent
         Leading and newest tokens that are always attended to, the `M` new ones in any case; defaults 4 and 64
         (ours). Where they are more than `count`, `count` grows to hold them.
-    interleaved
-        Pair `i` is channels ``2i`` and ``2i + 1``; by default ``i`` and ``i + D / 2``, as in Llama and Qwen.
-    valid : bool `[B, N]`
-        False for padding, which is never chosen; None (default) for none.
     scale
         Of the scores, by default ``D ** -0.5``.
 
@@ -65,10 +59,8 @@ def fasa(
     check_indices("pairs", pairs, k.device, (2, 3))
     fits = tuple(pairs.shape[-2:-1]) == (k.shape[1],) and (pairs.ndim == 2 or pairs.shape[0] == k.shape[0])
     require(fits, "pairs", f"[{k.shape[0]}, {k.shape[1]}, P] or [{k.shape[1]}, P]", pairs)
-    channels = torch.cat(_channels(pairs.long(), q.shape[3], interleaved), -1)
-    return double_sparsity(
-        q, k, lengths, channels=channels, count=count, sink=sink, recent=recent, valid=valid, scale=scale
-    )
+    channels = torch.cat([pairs.long(), pairs.long() + q.shape[3] // 2], -1)
+    return double_sparsity(q, k, lengths, channels=channels, count=count, sink=sink, recent=recent, scale=scale)
 
 
 def dominant_pairs(
@@ -78,9 +70,7 @@ def dominant_pairs(
     pairs: int | None = None,
     count: int = 256,
     window: int = 16,
-    interleaved: bool = False,
     lengths: torch.Tensor | None = None,
-    valid: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The rotary pairs of each key head whose own top tokens are most often those of the whole head, for :func:`fasa`.
 
@@ -97,12 +87,8 @@ def dominant_pairs(
         Tokens to agree on, default 256; half of those that a query sees, where there are not twice as many.
     window
         Queries to average over, default 16 (ours).
-    interleaved
-        As for :func:`fasa`.
     lengths : int `[B]`
         Tokens in use in each row, None (default) for all `N`.
-    valid : bool `[B, N]`
-        False for padding, which does not count; None (default) for none.
 
     Returns
     -------
@@ -114,7 +100,6 @@ def dominant_pairs(
         If shapes do not fit, `D` is odd, `pairs` is not between 1 and ``D / 2``, or a number is below 1.
     """
     check_attention(q, k, k)
-    check_valid(valid, k)
     check_count("count", count, 1)
     check_count("window", window, 1)
     require(q.shape[3] % 2 == 0, "q", "of an even head dimension", q)
@@ -124,7 +109,7 @@ def dominant_pairs(
     require(pairs <= half, "pairs", f"at most {half}, half the head dimension", pairs)
     queries = q[:, :, -window:]
     position = query_positions(queries, k, lengths)[..., None]
-    visible = real_tokens(k, lengths, valid)[:, None] & (torch.arange(k.shape[2], device=k.device) <= position)
+    visible = real_tokens(k, lengths)[:, None] & (torch.arange(k.shape[2], device=k.device) <= position)
     number = (visible.sum(-1) // 2).clamp(1, count)[:, None, :, None]
     most, hidden = int(number.max()), ~visible[:, None]
     among = torch.arange(most, device=k.device) < number  # of the best `most`, those that count
@@ -133,16 +118,12 @@ def dominant_pairs(
     whole.scatter_(-1, best, among.expand_as(best))
     agreement = []
     for pair in range(half):
-        parts = slice(2 * pair, 2 * pair + 2) if interleaved else slice(pair, pair + half + 1, half)
+        parts = slice(pair, pair + half + 1, half)
         best = _top(head_scores(queries[..., parts], k[..., parts]), hidden, most)
         common = (whole.gather(-1, best) & among).sum((-1, -2))
         agreement.append(common.unflatten(1, (k.shape[1], -1)).sum(2))
     order = torch.stack(agreement, -1).argsort(dim=-1, descending=True, stable=True)
     return order[..., :pairs].sort(dim=-1).values
-
-
-def _channels(pairs: torch.Tensor, width: int, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return (2 * pairs, 2 * pairs + 1) if interleaved else (pairs, pairs + width // 2)
 
 
 def _top(scores: torch.Tensor, hidden: torch.Tensor, most: int) -> torch.Tensor:

@@ -20,7 +20,6 @@ def recycled_attention(
     stride: int = 10,
     sink: int = 4,
     recent: int = 64,
-    valid: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """Every `stride`-th step attends to all tokens, the others to its top tokens (Recycled Attention, 2024).
@@ -46,8 +45,6 @@ def recycled_attention(
         Leading and newest tokens that are always attended to, the `M` new ones in any case; defaults 4 and 64
         (ours). A `recent` of at least `stride` never loses sight of a new token. Where they are more than
         `count`, `count` grows to hold them.
-    valid : bool `[B, N]`
-        False for padding, which is never chosen; None (default) for none.
     scale
         Of the scores, by default ``D ** -0.5``.
 
@@ -61,7 +58,7 @@ def recycled_attention(
     ValueError
         If shapes, dtypes or devices do not fit, `count` or `stride` is below 1, or `sink` or `recent` below 0.
     """
-    real = check_decode(q, k, lengths, count, sink, recent, valid)
+    real = check_decode(q, k, lengths, count, sink, recent)
     check_count("stride", stride, 1)
     step = state.get("step", 0)
     state["step"] = step + 1

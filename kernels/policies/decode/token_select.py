@@ -18,15 +18,20 @@ def token_select(
     k: torch.Tensor,
     lengths: torch.Tensor,
     *,
+    state: dict[str, Any] | None = None,
     count: int = 2048,
     sink: int = 128,
     recent: int = 512,
-    valid: torch.Tensor | None = None,
+    threshold: float = 0.9,
     scale: float | None = None,
 ) -> torch.Tensor:
     """The tokens with the highest sum over heads of each head's attention (TokenSelect, 2024).
 
     The softmax of each head makes its vote count as much as any other's, whatever the size of its scores.
+
+    With a `state` the last vote is used again while queries stay alike: the cosine between the query, all heads
+    together, and the one that voted last is at least `threshold`. Where all rows of the batch are alike no key is
+    read; whether they are is read back from the device, one number a step.
 
     Parameters
     ----------
@@ -36,13 +41,16 @@ def token_select(
         The cache, the new tokens' keys included.
     lengths : int32 or int64 `[B]`
         Tokens in use in each row, the `M` new ones included.
+    state
+        A dictionary of one layer and one sequence, empty at first, that this function keeps its vote in; None
+        (default) to vote at every step.
     count
         Tokens to attend to in all, those below included; default 2048 as in the paper.
     sink, recent
         Leading and newest tokens that are always attended to, the `M` new ones in any case; defaults 128 and
         512 as in the paper. Where they are more than `count`, `count` grows to hold them.
-    valid : bool `[B, N]`
-        False for padding, which is never chosen; None (default) for none.
+    threshold
+        Least cosine, default 0.9 as in the paper; above 1 it votes at every step.
     scale
         Of the scores, by default ``D ** -0.5``.
 
@@ -54,52 +62,12 @@ def token_select(
     Raises
     ------
     ValueError
-        If shapes, dtypes or devices do not fit, `count` is below 1, or `sink` or `recent` below 0.
+        If shapes, dtypes or devices do not fit, `count` is below 1, `sink` or `recent` below 0, or `threshold` below
+        -1.
     """
-    real = check_decode(q, k, lengths, count, sink, recent, valid)
-    score = votes(q, k, lengths, real, scale).sum(1, keepdim=True)
-    return choose(score, real, count, sink, recent, q.shape[2]).expand(-1, k.shape[1], -1).contiguous()
-
-
-def token_select_cached(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lengths: torch.Tensor,
-    *,
-    state: dict[str, Any],
-    count: int = 2048,
-    sink: int = 128,
-    recent: int = 512,
-    threshold: float = 0.9,
-    valid: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """:func:`token_select` with its selection cache: the last vote is used again while queries stay alike.
-
-    Alike: the cosine between the query, all heads together, and the one that voted last is at least `threshold`.
-    The newest tokens are attended to in any case. Where all rows of the batch are alike no key is read; whether
-    they are is read back from the device, one number a step.
-
-    Parameters
-    ----------
-    q, k, lengths, count, sink, recent, valid, scale
-        As for :func:`token_select`.
-    state
-        A dictionary of one layer and one sequence, empty at first, that this function keeps its vote in.
-    threshold
-        Least cosine, default 0.9 as in the paper; above 1 it votes at every step.
-
-    Returns
-    -------
-    int32 `[B, Hkv, S]`, as from :func:`token_select`.
-
-    Raises
-    ------
-    ValueError
-        As :func:`token_select`, or if `threshold` is below -1.
-    """
-    real = check_decode(q, k, lengths, count, sink, recent, valid)
+    real = check_decode(q, k, lengths, count, sink, recent)
     require(isinstance(threshold, (int, float)) and threshold >= -1, "threshold", "at least -1", threshold)
+    state = {} if state is None else state
     # a vote of other rows or of another number of queries says nothing of these
     kept = state if "query" in state and state["query"].shape == q.shape else {}
     alike = _alike(q, kept.get("query"), threshold)

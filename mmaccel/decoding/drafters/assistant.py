@@ -68,6 +68,11 @@ class AssistantCost:
         self._right, self._expected = self._right * FADE + is_right, self._expected * FADE + probability
         self._sure.append(probability)
 
+    def observe_written(self, guess: tuple[int, float] | None, token: int) -> None:
+        """The model wrote this token where the first guess, if there was one, stood with its probability."""
+        if guess is not None:
+            self.observe_guess(guess[0] == token, guess[1])
+
     def is_worth(self, share: float, row: int = 0, place: float = 0.0) -> bool:
         """Whether to ask after a path that is right with this probability, now and then also where it does not pay."""
         worth = self.pays(share, place)
@@ -151,9 +156,7 @@ class Assistant(CostlySource):
             yield token, (self.kind, level), ((*tokens, token), share * probability)
 
     def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
-        if self._first is not None:
-            token, probability = self._first
-            self.cost.observe_guess(token == tokens[0], probability)
+        self.cost.observe_written(self._first, tokens[0])
         self._text, self._first = [*self._text, *self._known(tokens)], None
 
     @torch.no_grad()

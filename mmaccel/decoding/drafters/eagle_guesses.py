@@ -104,9 +104,7 @@ class EagleGuesses(CostlySource):
             yield token, (self.kind, bisect(LEVELS, probability)), ((*path, token), share * probability)
 
     def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
-        if self._guess is not None:
-            token, probability = self._guess
-            self.steps.cost.observe_guess(token == tokens[0], probability)
+        self.steps.cost.observe_written(self._guess, tokens[0])
         self._text.extend(tokens)
         self._forget()
         states = self.take_states()

@@ -18,6 +18,17 @@ from .windows import Windows, unfit_layers
 ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape
 # Classes that drop the positions which they are given, and count from their padding token on.
 COUNT_THEMSELVES = ("Kosmos2TextForCausalLM", "Kosmos2_5TextForCausalLM", "Kosmos2_5ForConditionalGeneration")
+# Decoders whose attention does not go through transformers' table, and was seen to read chains as it reads single
+# tokens; some make biases of a mask that has to have two dimensions.
+ATTEND_THEMSELVES = (
+    "BloomForCausalLM",
+    "CodeGenForCausalLM",
+    "FalconForCausalLM",
+    "GPTJForCausalLM",
+    "GPTNeoForCausalLM",
+    "MptForCausalLM",
+    "XGLMForCausalLM",
+)
 
 
 class Slots:
@@ -131,7 +142,17 @@ def unfit_for_rows(model: Any) -> str | None:
     asked = private.attention_name(config)
     if asked not in ATTENTION:
         return f"attn_implementation={asked!r} takes no mask of its own for each token"
-    counts_itself = any(cls.__name__ in COUNT_THEMSELVES for cls in type(model).__mro__)
-    if counts_itself or places not in inspect.signature(model.forward).parameters:
+    if attends_itself(model):
+        return f"{type(model).__name__} has attention of its own"
+    if _is_one_of(model, COUNT_THEMSELVES) or places not in inspect.signature(model.forward).parameters:
         return f"{type(model).__name__} takes no {places}"
     return unfit_layers(model, config)
+
+
+def attends_itself(model: Any) -> bool:
+    """Whether the attention of a decoder is its own, by which drafts can be verified in chains."""
+    return _is_one_of(model, ATTEND_THEMSELVES)
+
+
+def _is_one_of(model: Any, names: tuple[str, ...]) -> bool:
+    return any(cls.__name__ in names for cls in type(model).__mro__)

@@ -18,7 +18,8 @@ class Windows:
     """The sliding layers of a cache.
 
     They keep by places, and rows that accept different numbers of drafts have other tokens at the same place. So until
-    they are closed full layers stand for them, and which tokens a query sees is counted in tokens of its row.
+    they are closed full layers stand for them, and which tokens a query sees is counted as the model's own loop counts:
+    all that was held before, padding included, and of what came since the tokens of its row.
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ class Windows:
     """
 
     def __init__(self, cache: DynamicCache, config: Any) -> None:
-        self.cache = cache
+        self.cache, self._held = cache, cache.get_seq_length()
         found: list[Any] = cache.layers
         self.layers = _sliding(found)
         kinds = _sliding(DynamicCache(config=config).layers)
@@ -53,8 +54,9 @@ class Windows:
         """A pass follows with a mask `[B, 1, M, N]` over what was `seen [B, N - M]` and new tokens `depths [B, M]`."""
         if not self.sizes:
             return
-        new = seen.sum(1, keepdim=True) + depths
-        places = torch.cat([seen.cumsum(1) - 1, new], 1)
+        counted = torch.cat([torch.ones_like(seen[:, : self._held]), seen[:, self._held :]], 1)
+        new = counted.sum(1, keepdim=True) + depths
+        places = torch.cat([counted.cumsum(1) - 1, new], 1)
         behind = new[:, None, :, None] - places[:, None, None]
         self._masks = {size: mask & (behind < size) for size in {*self.sizes.values()}}
 

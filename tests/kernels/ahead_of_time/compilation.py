@@ -13,14 +13,13 @@ FULL = os.environ.get("MMACCEL_FULL") == "1"
 SHARED_KIB = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
 SIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 
-PREFILL = ("range", "plan", "gathered", "gathered plan")
+PREFILL = ("range", "plan")
 DECODE = ("all", "tree", "selected")
 # without MMACCEL_FULL=1: Hopper's ranges complete, and each architecture, dtype, width and mode with some other
 PREFILL_SOME = [(90, dtype, width, "range") for dtype in SIZE for width in (64, 96, 128)] + [
-    (90, "bf16", 64, "plan"), (90, "fp16", 128, "gathered"), (90, "fp32", 96, "gathered plan"),
-    (80, "bf16", 64, "range"), (80, "fp16", 128, "plan"), (80, "bf16", 96, "gathered"), (80, "fp32", 128, "range"),
-    (100, "bf16", 128, "range"), (100, "fp16", 64, "plan"), (100, "fp16", 96, "gathered plan"),
-    (100, "fp32", 64, "gathered"),
+    (90, "bf16", 64, "plan"), (90, "fp16", 128, "plan"), (90, "fp32", 96, "plan"),
+    (80, "bf16", 64, "range"), (80, "fp16", 128, "plan"), (80, "bf16", 96, "range"), (80, "fp32", 128, "range"),
+    (100, "bf16", 128, "range"), (100, "fp16", 64, "plan"), (100, "fp16", 96, "plan"), (100, "fp32", 64, "range"),
 ]  # fmt: skip
 DECODE_SOME = [
     (90, "bf16", 128, "all"), (90, "fp16", 64, "tree"), (90, "fp32", 96, "selected"),
@@ -47,15 +46,15 @@ def fits(artefact, arch):
 def test_block_sparse_attention(compile_kernel, arch, dtype, width, mode):
     from mmaccel.kernels.gpu.block_sparse_attention import attend_kernel
 
-    tile = tiles.attention_tile(arch, width, SIZE[dtype], "gathered" in mode)
+    tile = tiles.attention_tile(arch, width, SIZE[dtype])
     types = {"lse": "*fp32", "scale": "fp32", **dict.fromkeys(("q", "k", "v", "output"), f"*{dtype}")}
     constants = {"WIDTH": width, "BLOCK_D": power_of_two(width), "PLAN_M": tile.block_m, "PLAN_N": tile.block_n}
-    if "plan" in mode:
+    if mode == "plan":
         tile = tiles.cut(tile, 64, 64)
         constants |= {"PLAN_M": 64, "PLAN_N": 64}
-    for tensors, given in ((("row_ptr", "col", "n_full"), "plan"), (("key_begin", "key_end"), "gathered")):
-        types |= dict.fromkeys(tensors, "*i32")
-        constants |= {} if given in mode else dict.fromkeys(tensors)
+        types |= dict.fromkeys(("row_ptr", "col", "n_full"), "*i32")
+    else:
+        constants |= dict.fromkeys(("row_ptr", "col", "n_full"))
     constants |= {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}
     artefact = compile_kernel(attend_kernel, arch, types, constants, tile.warps, tile.stages)
     fits(artefact, arch)
@@ -88,7 +87,6 @@ SMALL = {
         pointers(fp32="output lse merged_lse", bf16="merged"),
         {"BLOCK_R": 16, "BLOCK_D": 128},
     ),
-    "kv_scatter.scatter_kernel": (pointers(bf16="k_new v_new k v", i32="idx"), {"BLOCK_M": 16, "BLOCK_D": 128}),
     "segment_mean.segment_kernel": (
         pointers(bf16="x means", fp32="w", i64="perm ptr"),
         {"BLOCK_P": 8, "BLOCK_D": 128},

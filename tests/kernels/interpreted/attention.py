@@ -87,7 +87,7 @@ def test_scale(agrees, draw, with_plan):
     agrees(block_sparse_attention, *draw(width=16), table, causal=True, scale=0.15)
 
 
-def test_tables_and_positions_of_any_stride(agrees, draw):
+def test_tables_of_any_stride(agrees, draw):
     q, k, v = draw(query_heads=4, key_heads=2, queries=70, keys=100, width=16)
     table = plan((2, 4), 70, 100, 32, 16, causal=True)
 
@@ -98,31 +98,6 @@ def test_tables_and_positions_of_any_stride(agrees, draw):
     strided = BlockPlan(across(table.row_ptr), table.col, across(table.n_full), *fields)
     expected = agrees(block_sparse_attention, q, k, v, table, causal=True)
     assert all(map(torch.equal, agrees(block_sparse_attention, q, k, v, strided, causal=True), expected))
-    position = torch.stack([torch.randperm(100, generator=torch.Generator().manual_seed(b))[:70] for b in range(2)])
-    for places in (position, position.T.contiguous().T, position[:1].expand(2, -1)):
-        agrees(block_sparse_attention, q, k, v, q_pos=places, causal=True)
-
-
-@pytest.mark.parametrize("with_plan", (False, True))
-@pytest.mark.parametrize("visible", VISIBLE)
-def test_gathered_queries(agrees, draw, with_plan, visible):
-    q, k, v = draw(queries=20)
-    position = torch.stack([torch.randperm(100, generator=torch.Generator().manual_seed(b))[:20] for b in range(2)])
-    # counts of whole blocks for default positions must not be believed here
-    table = plan((1, 2), 20, 100, **visible) if with_plan else None
-    dtype = torch.int32 if with_plan else torch.int64
-    agrees(block_sparse_attention, q, k, v, table, q_pos=position.to(dtype), **visible)
-
-
-@pytest.mark.parametrize("with_plan", (False, True))
-@pytest.mark.parametrize("visible", ({}, {"causal": True}, {"causal": True, "window": 9}))
-def test_packed_sequences(agrees, draw, with_plan, visible):
-    q, k, v = draw(batch=1, queries=90)
-    cu_q, cu_k = torch.tensor([0, 0, 30, 30, 71, 90]), torch.tensor([0, 4, 50, 60, 80, 100])
-    dead = torch.cat([torch.arange(4), torch.arange(50, 60)])  # of sequences without queries
-    k[:, :, dead], v[:, :, dead] = torch.nan, torch.nan
-    table = plan((1, 1), 90, 100) if with_plan else None
-    agrees(block_sparse_attention, q, k, v, table, cu_seqlens_q=cu_q.int(), cu_seqlens_k=cu_k.int(), **visible)
 
 
 def test_keys_that_no_query_sees_may_hold_anything(agrees, draw):
@@ -132,11 +107,6 @@ def test_keys_that_no_query_sees_may_hold_anything(agrees, draw):
     blocks = torch.tensor([False, False, True, True]).view(1, 1, 1, 4)
     table = BlockPlan.from_mask(blocks, q_len=20, kv_len=100, block_n=32, window=(20, -1))
     agrees(block_sparse_attention, q, k, v, table, window=(20, -1))
-    position = torch.tensor([[5, 40, 90]] * 2)
-    q, k, v = draw(queries=3)
-    seen = (torch.arange(100) - position[0][:, None]).abs().le(4).any(0)
-    k[:, :, ~seen], v[:, :, ~seen] = torch.nan, torch.nan
-    agrees(block_sparse_attention, q, k, v, window=5, q_pos=position)
 
 
 def test_float64_is_refused(draw):

@@ -1,4 +1,4 @@
-"""Merging, scattering, segment means and sampling in the interpreter."""
+"""Merging, segment means and sampling in the interpreter."""
 
 import pytest
 import torch
@@ -45,22 +45,6 @@ def test_merge_states_strides():
     expected, expected_total = merge_states(output.double(), lse)
     torch.testing.assert_close(merged.double(), expected, rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(total, expected_total, rtol=2e-6, atol=2e-6)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("batched", (False, True))
-@pytest.mark.parametrize("transposed", (False, True))
-def test_kv_scatter(dtype, batched, transposed):
-    k_new, v_new = (random(2, 3, 20, 24, seed=s).to(dtype) for s in (0, 1))
-    k, v = (random(2, 3, 50, 24, seed=s).to(dtype) for s in (2, 3))
-    if transposed:
-        k, v, k_new = (x.transpose(1, 3).contiguous().transpose(1, 3) for x in (k, v, k_new))
-    idx = torch.stack([torch.randperm(50, generator=torch.Generator().manual_seed(s))[:20] for s in (0, 1)])
-    idx = idx.int() if batched else idx[0]
-    wanted = k.clone(), v.clone()
-    reference(kernels.kv_scatter_, k_new, v_new, idx, *wanted)
-    kernels.kv_scatter_(k_new, v_new, idx, k, v)
-    assert torch.equal(k, wanted[0]) and torch.equal(v, wanted[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -138,22 +122,6 @@ def test_segments_of_any_stride():
         torch.testing.assert_close(kernels.segment_mean(*shared), reference(kernels.segment_mean, *shared))
 
 
-def test_writing_states_of_any_stride():
-    k_new, v_new = random(2, 3, 5, 8), random(2, 3, 5, 8, seed=1)
-    idx = torch.stack([torch.randperm(9, generator=torch.Generator().manual_seed(s))[:5] for s in (0, 1)])
-    wanted = reference(kernels.kv_scatter_, k_new, v_new, idx, torch.zeros(2, 3, 9, 8), torch.zeros(2, 3, 9, 8))
-    given = [k_new, v_new, idx]
-    across = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_new, v_new)]
-    layouts = [[apart(x) if i == number else x for i, x in enumerate(given)] for number in range(3)]
-    for strided in (*layouts, (across[0], v_new, idx), (k_new, across[1], idx)):
-        k, v = torch.zeros(2, 3, 9, 8), torch.zeros(2, 9, 3, 8).transpose(1, 2)
-        kernels.kv_scatter_(*strided, k, v)
-        assert torch.equal(k, wanted[0]) and torch.equal(v, wanted[1])
-    k, v = torch.zeros(1, 3, 9, 8), torch.zeros(1, 3, 9, 8)
-    kernels.kv_scatter_(k_new[:1], v_new[:1], idx[:1], k, v)
-    assert torch.equal(k[0], wanted[0][0]) and torch.equal(v[0], wanted[1][0])
-
-
 @pytest.mark.parametrize("name", ("q", "u"))
 def test_float64_is_refused_of_each_argument(name):
     given = {"p": torch.ones(1, 2, 3), "q": torch.ones(1, 1, 3), "tok": torch.zeros(1, 1).long(), "u": torch.ones(1, 1)}
@@ -172,9 +140,6 @@ def test_nothing_to_do():
     assert kernels.accept_length(p, p[:, :1], torch.zeros(0, 1).long(), torch.zeros(0, 1)).shape == (0,)
     token = kernels.residual_sample(p, p[:, :1], torch.zeros(0).long(), 0)
     assert token.shape == (0,) and token.dtype == torch.int64
-    none = torch.ones(1, 1, 0, 4)
-    k, v = kernels.kv_scatter_(none, none, torch.zeros(0).long(), torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4))
-    assert k.all() and v.all()
     assert kernels.segment_mean(torch.ones(2, 3), None, torch.arange(2), torch.tensor([0])).shape == (0, 3)
     merged, total = merge_into(torch.ones(2, 0, 4), torch.ones(2, 0), torch.float32)
     assert merged.shape == (0, 4) and total.shape == (0,)
@@ -236,11 +201,10 @@ def test_accepting_and_sampling_have_the_distribution_of_the_model():
     assert not sampled[kept == 0].bincount(minlength=6)[residual == 0].any()
 
 
-@pytest.mark.parametrize("op", ("kv_scatter_", "segment_mean", "accept_length", "residual_sample"))
+@pytest.mark.parametrize("op", ("segment_mean", "accept_length", "residual_sample"))
 def test_float64_is_refused(op):
     x, index = torch.ones(1, 1, 2, 3).double(), torch.zeros(1, 1, dtype=torch.int64)
     arguments = {
-        "kv_scatter_": (x, x, torch.arange(2), x.clone(), x.clone()),
         "segment_mean": (x[0], None, index, torch.zeros(1, 2, dtype=torch.int64)),
         "accept_length": (x[0], x[0, :, :1], index, torch.zeros(1, 1)),
         "residual_sample": (x[0], x[0, :, :1], index[0], 0),

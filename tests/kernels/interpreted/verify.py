@@ -1,5 +1,7 @@
 """Decoding and verifying in the interpreter."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -9,6 +11,13 @@ TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dt
 LENGTHS = torch.tensor([200, 90])
 
 
+@pytest.fixture
+def split(monkeypatch):
+    """Function that has the cache worked on in so many parts, instead of as many as the kernel would choose."""
+    module = importlib.import_module("mmaccel.kernels.gpu.verify_attention")
+    return lambda parts: monkeypatch.setattr(module, "choose_splits", lambda *_: parts)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
 @pytest.mark.parametrize("count", (1, 5))
 def test_dtypes(agrees, draw, dtype, count):
@@ -16,21 +25,25 @@ def test_dtypes(agrees, draw, dtype, count):
     agrees(verify_attention, q, k, v, LENGTHS)
 
 
-@pytest.mark.parametrize("splits", (0, 1, 2, 3))
+@pytest.mark.parametrize("splits", (None, 1, 2, 3))
 @pytest.mark.parametrize("keys", (200, 300))
-def test_splits(agrees, draw, splits, keys):
-    agrees(verify_attention, *draw(queries=3, keys=keys), LENGTHS.int(), None, None, splits)
+def test_splits(agrees, draw, split, splits, keys):
+    if splits:
+        split(splits)
+    agrees(verify_attention, *draw(queries=3, keys=keys), LENGTHS.int())
 
 
-def test_a_split_may_see_nothing(agrees, draw):
-    agrees(verify_attention, *draw(queries=1, keys=200), torch.tensor([1, 65]), None, None, 3)
+def test_a_split_may_see_nothing(agrees, draw, split):
+    split(3)
+    agrees(verify_attention, *draw(queries=1, keys=200), torch.tensor([1, 65]))
 
 
 @pytest.mark.parametrize("batched", (False, True))
 @pytest.mark.parametrize("splits", (1, 2))
-def test_trees(agrees, draw, batched, splits):
+def test_trees(agrees, draw, split, batched, splits):
+    split(splits)
     mask = torch.stack([TREE, TREE.flip(0)]) if batched else TREE
-    agrees(verify_attention, *draw(queries=4, keys=200), torch.tensor([65, 130]), None, mask, splits)
+    agrees(verify_attention, *draw(queries=4, keys=200), torch.tensor([65, 130]), None, mask)
 
 
 def test_rows_of_a_tree_that_see_nothing(agrees, draw):
@@ -62,14 +75,15 @@ def select(lengths, heads, count, chosen):
 @pytest.mark.parametrize("count", (1, 4))
 @pytest.mark.parametrize("splits", (1, 2))
 @pytest.mark.parametrize("tree", (False, True))
-def test_selected_tokens(agrees, draw, count, splits, tree):
+def test_selected_tokens(agrees, draw, split, count, splits, tree):
+    split(splits)
     q, k, v = draw(query_heads=4, key_heads=2, queries=count, keys=200)
     lengths = (9, 190)
     chosen = select(lengths, 2, count, 70)
     read = torch.zeros(2, 2, 201, dtype=torch.bool).scatter_(2, chosen.where(chosen >= 0, 200), True)[..., :-1]
     k[~read], v[~read] = torch.nan, torch.nan
     mask = TREE[:count, :count] if tree else None
-    agrees(verify_attention, q, k, v, torch.tensor(lengths), chosen.int() if tree else chosen, mask, splits)
+    agrees(verify_attention, q, k, v, torch.tensor(lengths), chosen.int() if tree else chosen, mask)
 
 
 def test_no_token_selected(agrees, draw):
@@ -80,11 +94,12 @@ def test_no_token_selected(agrees, draw):
 
 
 @pytest.mark.parametrize("splits", (1, 3))
-def test_slots_beyond_the_lengths_are_never_read(agrees, draw, splits):
+def test_slots_beyond_the_lengths_are_never_read(agrees, draw, split, splits):
+    split(splits)
     q, k, v = draw(queries=2, keys=200)
     for row, length in enumerate((50, 128)):
         k[row, :, length:], v[row, :, length:] = torch.nan, torch.nan
-    agrees(verify_attention, q, k, v, torch.tensor([50, 128]), None, None, splits)
+    agrees(verify_attention, q, k, v, torch.tensor([50, 128]))
 
 
 def test_strides(agrees, draw):
@@ -98,14 +113,15 @@ def test_strides(agrees, draw):
 
 
 @pytest.mark.parametrize("splits", (1, 2))
-def test_scale_and_strides_of_chosen_tokens(agrees, draw, splits):
+def test_scale_and_strides_of_chosen_tokens(agrees, draw, split, splits):
+    split(splits)
     q, k, v = draw(query_heads=4, key_heads=2, queries=2, keys=80, width=16)
     lengths, chosen = torch.tensor([70, 80]), select((70, 80), 2, 2, 40)
     mask = torch.stack([torch.eye(2), torch.ones(2, 2).tril()]).bool()
     for tokens in (chosen, chosen.transpose(0, 1).contiguous().transpose(0, 1), chosen.mT.contiguous().mT):
         for window in (None, mask, mask.mT.contiguous().mT, mask[:1].expand(2, -1, -1)):
-            agrees(verify_attention, q, k, v, lengths, tokens, window, splits, scale=0.15)
-    agrees(verify_attention, q, k, v, lengths, None, None, splits, scale=0.15)
+            agrees(verify_attention, q, k, v, lengths, tokens, window, scale=0.15)
+    agrees(verify_attention, q, k, v, lengths, scale=0.15)
 
 
 def test_float64_is_refused(draw):

@@ -1,0 +1,107 @@
+"""Drafts on decoders whose attention is their own, which are read in chains, and in step where they are several."""
+
+import pytest
+import torch
+from draft_models import call
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    CodeGenConfig,
+    CodeGenForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    GPTJConfig,
+    GPTJForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    MptConfig,
+    MptForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    XGLMConfig,
+    XGLMForCausalLM,
+)
+
+import mmaccel
+from mmaccel.decoding.passes.slots import ATTEND_THEMSELVES, unfit_for_rows
+from mmaccel.errors import UnsupportedTargetError
+from mmaccel.vlm import FusedDraft, SparsePrefill, SuffixDecoding, TextDraft, examples, visual_examples
+
+SIZES = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 256}
+FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+LOCAL = {"attention_types": [[["global", "local"], 1]], "window_size": 16, "max_position_embeddings": 256}
+MODELS = {
+    "bloom": (BloomForCausalLM, BloomConfig, {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "codegen": (CodeGenForCausalLM, CodeGenConfig, GPT),
+    "falcon": (FalconForCausalLM, FalconConfig, FALCON),
+    "falcon with alibi": (FalconForCausalLM, FalconConfig, {**FALCON, "alibi": True}),
+    "gptj": (GPTJForCausalLM, GPTJConfig, GPT),
+    "gpt_neo": (GPTNeoForCausalLM, GPTNeoConfig, {"hidden_size": 32, "num_layers": 2, "num_heads": 4, **LOCAL}),
+    "mpt": (MptForCausalLM, MptConfig, {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 256}),
+    "xglm": (XGLMForCausalLM, XGLMConfig, {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 64}),
+}
+METHODS = (FusedDraft(always=True), SuffixDecoding(shortest=1))
+
+
+def build(name):
+    kind, config, sizes = MODELS[name]
+    model = visual_examples.sharp(lambda: kind(config(**SIZES, **sizes)), 0, examples.WEIGHT_SCALE)
+    model.generation_config.use_cache = True  # MPT says no
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (1, 5), (3, 0), (3, 5)))
+def test_texts_are_those_of_the_model(name, method, batch, pad):
+    model, given = build(name), call(batch, pad, max_new_tokens=40)
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, method) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] > 0 and not fast.report.warnings
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_wrong_in_part_is_taken_back(name):
+    """And scores are the model's own, of texts that end at different times."""
+    model, told = build(name), {"return_dict_in_generate": True, "output_logits": True}
+    end = int(model.generate(**call(3, 5))[1, -9])
+    given = call(3, 5, eos_token_id=end, **told)
+    plain = model.generate(**given)
+    expected = plain.sequences[:, 36:].clone()
+    expected[1:, 2::5] = expected[:1, 3::4] = 3
+    with mmaccel.accelerate(model, TextDraft(always=True, block=6)) as fast:
+        found = fast.generate(**given, prediction=expected)
+        assert 0 < fast.report.details["accepted"] < fast.report.details["drafted"]
+    assert torch.equal(found.sequences, plain.sequences)
+    torch.testing.assert_close(found.logits[0], plain.logits[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_text_is_sampled_as_the_model_samples_it(name):
+    model, given = build(name), call(do_sample=True, temperature=0.8)
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        for seed in (0, 1, 0):
+            torch.manual_seed(seed)
+            found = fast.generate(**given)
+            with fast.baseline():
+                torch.manual_seed(seed)
+                assert torch.equal(found, model.generate(**given))
+        assert fast.report.details["accepted"] > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_they_are_read_in_chains(name):
+    model = build(name)
+    assert type(model).__name__ in ATTEND_THEMSELVES
+    assert unfit_for_rows(model) == f"{type(model).__name__} has attention of its own"
+
+
+def test_other_methods_and_other_such_decoders_are_refused():
+    """Nobody has tried the others; OpenAI GPT has no cache."""
+    model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4))
+    for target, method in ((model, FusedDraft()), (build("bloom"), SparsePrefill())):
+        with pytest.raises(UnsupportedTargetError, match="does not use transformers' attention interface"):
+            mmaccel.plan(target, method)
