@@ -50,8 +50,14 @@ def method_of(row: dict[str, Any]) -> type[Method] | None:
         if name in table:
             return table[name]
     settings = set(row["settings"])
-    fits = [cls for cls in table.values() if settings == set(cls().settings())] if settings else []
+    fits = [cls for cls in table.values() if settings == _settings(cls)] if settings else []
     return fits[0] if len(fits) == 1 else None
+
+
+@cache
+def _settings(method: type[Method]) -> set[str]:
+    """Names of its settings, which every row of the benchmarks is compared with."""
+    return set(method().settings())
 
 
 def _files() -> list[str]:

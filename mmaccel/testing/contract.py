@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ import torch
 from ..adapter import adapters, find_adapter
 from ..errors import ActiveSessionError, UnknownNameError
 from ..method import Method
-from ..modality import get_modality
+from ..modality import Modality, get_modality
 from ..plan import Plan, plan
 from ..session import Session, accelerate
 from .snapshot import snapshot
@@ -37,7 +38,7 @@ class Example:
     Attributes
     ----------
     family
-        The adapter's family.
+        The name in messages: the adapter's family, or of the many kinds in one family the kind.
     build
         `build(seed)` gives the target and `arguments(batch=1, **more)` for its call.
     module
@@ -83,10 +84,31 @@ class Example:
             more["generator"] = torch.Generator().manual_seed(seed)
         return self.result(call(**arguments(batch, **more)))
 
+    @cached_property
+    def adapter_family(self) -> str:
+        """The family of the adapter that is found for the target."""
+        return find_adapter(self.build()[0]).family
+
+    @cached_property
+    def plain(self) -> torch.Tensor:
+        """What a new target gives that no method has touched."""
+        return self.run(*self.build())
+
+    @cached_property
+    def plain_shapes(self) -> list[torch.Size]:
+        """Shapes of what it gives in the variants, two rows in each."""
+        model, arguments = self.build()
+        return [self.run(model, arguments, batch=2, **variant).shape for variant in self.variants]
+
 
 def examples(modality: str) -> list[Example]:
-    """The examples of a modality."""
-    return get_modality(modality).examples()
+    """The examples of a modality, the same ones every time, so that what they know of their targets is found once."""
+    return _examples(type(get_modality(modality)))
+
+
+@cache
+def _examples(modality: type[Modality]) -> list[Example]:
+    return modality().examples()
 
 
 def check_method(method: type[Method], thorough: bool = True) -> None:
@@ -105,10 +127,10 @@ def check_method(method: type[Method], thorough: bool = True) -> None:
     """
     check_settings(method)
     modality, claimed = _modality(method), _claimed(method)
-    known = [(example, find_adapter(example.build()[0]).family) for example in examples(modality)]
-    missing = ", ".join(sorted(claimed - {family for _, family in known}))
+    known = examples(modality)
+    missing = ", ".join(sorted(claimed - {example.adapter_family for example in known}))
     assert not missing, f"{method.name} claims {missing}: add a model of it to mmaccel.{modality}.examples"
-    for number, example in enumerate(example for example, family in known if family in claimed):
+    for number, example in enumerate(example for example in known if example.adapter_family in claimed):
         for clause in CLAUSES + OF_SESSIONS * (thorough or not number):
             try:
                 clause(method, example)
@@ -172,8 +194,7 @@ def engaged_and_clean(method: type[Method], example: Example) -> None:
 
 def neutral(method: type[Method], example: Example) -> None:
     """The neutral settings are bit-identical to the target without the method."""
-    model, arguments = example.build()
-    plain = example.run(model, arguments)
+    (model, arguments), plain = example.build(), example.plain
     with accelerate(model, method(**example.settings(method.neutral))) as session:
         torch.manual_seed(0)
         assert torch.equal(example.run(session, arguments, seed=None), plain), "neutral settings change the output"
@@ -192,8 +213,7 @@ def seeded(method: type[Method], example: Example) -> None:
 
 def shapes(method: type[Method], example: Example) -> None:
     """Batches of several sizes in one session, and the example's other shapes, as without the method."""
-    model, arguments = example.build()
-    plain = [example.run(model, arguments, batch=2, **variant).shape for variant in example.variants]
+    (model, arguments), plain = example.build(), example.plain_shapes
     with accelerate(model, method(**example.settings(method.engaging))) as session:
         sizes = [example.run(session, arguments, batch=batch).shape[0] for batch in (3, 1, 2)]
         fast = [example.run(session, arguments, batch=2, **variant).shape for variant in example.variants]

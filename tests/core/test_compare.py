@@ -26,6 +26,7 @@ from mmaccel.comparison import results, trial
 from mmaccel.comparison.comparison import Comparison, Pair, describe
 from mmaccel.comparison.difference import difference, worst_frame, worst_row, worst_texts
 from mmaccel.comparison.ranks import Ranks
+from mmaccel.comparison.runner import Runner
 from mmaccel.comparison.trial import Shown, seeded
 from mmaccel.errors import (
     ActiveSessionError,
@@ -580,7 +581,8 @@ def test_seeded_leaves_the_random_state_alone():
 # Whole
 
 
-def test_a_zoo_model(tmp_path):
+def test_a_zoo_model(monkeypatch):
+    monkeypatch.setattr(Runner, "warm_up", lambda *_: None)
     model, processor = zoo.load("tiny-janus")
     inputs = processor(text=["red heart"], generation_mode="image", return_tensors="pt", return_token_type_ids=False)
     found = mmaccel.compare(model, ZipAR(window=4), rounds=1, **inputs, generation_mode="image", do_sample=True)

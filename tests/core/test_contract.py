@@ -177,6 +177,20 @@ def test_contract_sees_a_model_that_gives_other_tokens_afterwards(spoil):
     fails(testing.engaged_and_clean, "gives other tokens than before", example=replace(JANUS, build=build))
 
 
+def test_what_the_plain_model_gives_is_found_once():
+    """For all methods that are held against it."""
+    builds = []
+
+    def build(seed=0):
+        builds.append(seed)
+        return JANUS.build(seed)
+
+    example = replace(JANUS, build=build)
+    for method in (ZipAR, SpeculativeJacobi):
+        testing.neutral(method, example)
+    assert len(builds) == 3 and testing.examples("image")[0] is JANUS
+
+
 # Each of the other clauses
 
 

@@ -1,14 +1,13 @@
 """What `generate` of transformers takes beside prompts arrives under every method as it does without."""
 
 import copy
-from functools import cache
 
 import pytest
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 import mmaccel
-from mmaccel.adapter import adapters, find_adapter
+from mmaccel.adapter import adapters
 from mmaccel.testing import contract
 
 LENGTHS = ("max_new_tokens", "min_new_tokens", "do_sample")
@@ -52,17 +51,13 @@ class Streamer:
         self.tokens.append("end")
 
 
-@cache
-def examples(modality):
-    return [(example, find_adapter(example.build(0)[0]).family) for example in contract.examples(modality)]
-
-
 @pytest.fixture(params=METHODS)
 def both(request):
     """`call(**more)` gives what the plain model returns, and what the session does."""
     method = mmaccel.get_method(request.param)
     families = contract._claimed(method)
-    example = next(example for example, family in examples(request.param.split(".")[0]) if family in families)
+    examples = contract.examples(request.param.split(".")[0])
+    example = next(example for example in examples if example.adapter_family in families)
     model, arguments = example.build(0)
 
     def call(more, without=()):

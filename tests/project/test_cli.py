@@ -160,11 +160,13 @@ def test_truncated_weights_from_a_folder(tmp_path, capsys):
 def test_bench_is_json_in_the_one_format(capsys, monkeypatch):
     from mmaccel.bench import pages
     from mmaccel.comparison import results
+    from mmaccel.comparison.runner import Runner
     from mmaccel.image import SpeculativeJacobi, ZipAR
     from mmaccel.image.bench import benchmark
 
     methods = (SpeculativeJacobi(window=8), ZipAR(window=4))
     monkeypatch.setattr(benchmark, "cases", lambda full: [benchmark.ImageCase(1, 3.0, 1, methods)])
+    monkeypatch.setattr(Runner, "warm_up", lambda *_: None)
     code, out = run(capsys, "bench", "image", "--json", "--threads", "1")
     assert code == 0
     result = json.loads(out.out)

@@ -9,6 +9,7 @@ import pytest
 import reader
 
 from mmaccel import image, session, zoo
+from mmaccel.comparison.runner import Runner
 from mmaccel.errors import MmaccelError
 from mmaccel.image.bench import benchmark
 from mmaccel.speech.audio import recordings
@@ -27,7 +28,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def workplace(folder, monkeypatch):
-    """That folder, models that are loaded once, a short example of speech and a short benchmark.
+    """That folder, models that are loaded once, a short example of speech, a short benchmark and no discarded runs.
 
     No session is left on a model.
     """
@@ -37,7 +38,7 @@ def workplace(folder, monkeypatch):
     monkeypatch.setattr(
         benchmark, "cases", lambda full: [benchmark.ImageCase(1, benchmark.GUIDED, 1, (image.ZipAR(window=2),))]
     )
-    monkeypatch.setattr(benchmark, "QUALITY_PICTURES", 2)
+    monkeypatch.setattr(Runner, "warm_up", lambda *_: None)
     yield
     for holder in list(session._holders.values()):
         live = holder()

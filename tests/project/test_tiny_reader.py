@@ -174,15 +174,16 @@ def test_recipe_trains_saves_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "CELLS", 448)
     words = ["--output", str(tmp_path), "--pages", "1", "--threads", "1"]
 
-    def step():
+    def reached():
+        """Steps and seconds of the checkpoint."""
         with safe_open(tmp_path / "reader.safetensors", "pt") as checkpoint:
-            return int(checkpoint.metadata()["step"])
+            return int(checkpoint.metadata()["step"]), float(checkpoint.get_tensor("model.seconds"))
 
     train.main([*words, "--minutes", "0.01"])
-    first, facts = step(), json.loads((tmp_path / "model" / "training.json").read_text())
+    (first, seconds), facts = reached(), json.loads((tmp_path / "model" / "training.json").read_text())
     assert first >= 1 and facts["steps"] == first and set(facts["exact"]) == {"pages", "lines", "regions"}
-    train.main([*words, "--minutes", "0.2"])
-    assert step() > first
+    train.main([*words, "--minutes", str(seconds / 60 + 0.005)])
+    assert reached()[0] > first
     assert type(shipped.load(tmp_path / "model")[0]) is LightOnOcrForConditionalGeneration
 
 

@@ -17,7 +17,7 @@ from mmaccel.image.serving import ENDPOINT, PictureRequest
 from mmaccel.modality import get_modality
 from mmaccel.serve.endpoint import Left
 
-PROMPTS = ["red heart", "small pizza on green", "small red heart on blue", "big red heart on yellow"]
+PROMPTS = ["red heart", "small pizza on green"]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_many_clients_get_their_own_pictures(ask, painter, endpoint):
 
 
 def test_requests_without_a_seed_share_a_batch(endpoint):
-    asked = [endpoint.parse({"prompt": prompt, "n": 2}) for prompt in PROMPTS[:2]]
+    asked = [endpoint.parse({"prompt": prompt, "n": 2}) for prompt in PROMPTS]
     assert asked[0].group == asked[1].group is not None and asked[0].size == 2
     assert endpoint.parse({"prompt": "red heart", "n": 2, "seed": 1}).group is None
     assert endpoint.parse({"prompt": "red heart", "temperature": 0.5}).group != asked[0].group

@@ -304,20 +304,29 @@ def test_one_text_samples_the_tokens_of_the_model(llama, method, more):
                 assert torch.equal(found, llama.generate(**given))
 
 
-@pytest.mark.parametrize("method", METHODS[:3], ids=IDS[:3])
-def test_a_batch_samples_from_the_distribution_of_the_model(llama, method):
-    """Three tokens of 600 rows, of which drafts were tried, against the model's own."""
+def call_of_many(rows):
+    """Each of them samples three tokens."""
     every = torch.randperm(64, generator=torch.Generator().manual_seed(0))[None]  # so that whatever is drawn repeats
-    more = {"input_ids": every, "attention_mask": torch.ones_like(every), "num_return_sequences": 600}
-    given = call(1, do_sample=True, temperature=1.5, top_k=4, max_new_tokens=3, **more)
+    more = {"input_ids": every, "attention_mask": torch.ones_like(every), "num_return_sequences": rows}
+    return call(1, do_sample=True, temperature=1.5, top_k=4, max_new_tokens=3, **more)
+
+
+@pytest.fixture(scope="module")
+def plain_samples(llama):
     torch.manual_seed(0)
-    plain = llama.generate(**{**given, "num_return_sequences": 6000})[:, -3:]
+    return llama.generate(**call_of_many(6000))[:, -3:]
+
+
+@pytest.mark.parametrize("method", METHODS[:3], ids=IDS[:3])
+def test_a_batch_samples_from_the_distribution_of_the_model(llama, plain_samples, method):
+    """Three tokens of 600 rows, of which drafts were tried, against the model's own."""
+    given = call_of_many(600)
     with mmaccel.accelerate(llama, method) as fast:
         fast.generate(**given)  # so that there is something to draft
         torch.manual_seed(1)
         found = fast.generate(**given)[:, -3:]
         assert fast.report.details["drafted"] > 0
-    assert_same_distribution(plain, found)
+    assert_same_distribution(plain_samples, found)
 
 
 def test_a_batch_in_step_samples_from_the_distribution_of_the_model():

@@ -3,6 +3,7 @@
 `torch.multinomial` is replaced by a walk over all of its outcomes, so that what is enumerated is the loop that runs.
 """
 
+from functools import cache
 from math import prod
 
 import pytest
@@ -43,17 +44,18 @@ class Outcomes:
         return bool(self.path)
 
 
-def distribution(write, monkeypatch):
+def distribution(write):
     """Probabilities of all texts that a function can write, and the sum of what else it returns."""
     outcomes, found, total = Outcomes(), {}, 0
-    monkeypatch.setattr(torch, "multinomial", outcomes)
-    while True:
-        ids, count = write()
-        key = tuple(map(tuple, ids.tolist()))
-        found[key] = found.get(key, 0.0) + prod(outcomes.shares)
-        total += count
-        if not outcomes.again():
-            return found, total
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "multinomial", outcomes)
+        while True:
+            ids, count = write()
+            key = tuple(map(tuple, ids.tolist()))
+            found[key] = found.get(key, 0.0) + prod(outcomes.shares)
+            total += count
+            if not outcomes.again():
+                return found, total
 
 
 def call(batch):
@@ -64,12 +66,18 @@ def call(batch):
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **choice, **length}
 
 
+@cache
+def plain_distribution(batch):
+    """Without drafts, so the same for all methods."""
+    model = examples.llama()[0]
+    return distribution(lambda: (model.generate(**call(batch)), 0))[0]
+
+
 @pytest.mark.parametrize("batch", (1, 2))
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_the_distribution_is_that_of_the_model(method, batch, monkeypatch):
-    model, given = examples.llama()[0], call(batch)
+def test_the_distribution_is_that_of_the_model(method, batch):
+    model, given, plain = examples.llama()[0], call(batch), plain_distribution(batch)
     known = {"prediction": [[7, 8, 9, 10]]} if isinstance(method, TextDraft) else {}
-    plain, _ = distribution(lambda: (model.generate(**given), 0), monkeypatch)
     if known:  # a text that is possible, so that some of it is accepted
         known = {"prediction": [list(row)[13:] for row in max(plain, key=plain.get)]}
 
@@ -77,7 +85,7 @@ def test_the_distribution_is_that_of_the_model(method, batch, monkeypatch):
         with mmaccel.accelerate(model, method) as fast:
             return fast.generate(**given, **known), fast.report.details["accepted"]
 
-    found, accepted = distribution(drafted, monkeypatch)
+    found, accepted = distribution(drafted)
     assert len(plain) > 60 and sum(plain.values()) == pytest.approx(1)
     assert found.keys() == plain.keys()
     assert sum(abs(found[text] - plain[text]) for text in plain) / 2 < 1e-5, "total variation, in float32"
