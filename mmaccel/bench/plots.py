@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..comparison.quality_plot import Axes, Mark, Series, draw
 from ..comparison.results import called
-from .benchmark import Benchmark, Group, Row, Section
 from .selection import front, role_of, select
+
+if TYPE_CHECKING:  # which draws by this
+    from .benchmark import Benchmark, Group, Row, Section
 
 MOST_LABELS = 14  # with more of them, lines that the index leaves out have none, and are grey
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 from ..tuning.curve import NEAR
-from .benchmark import Group, Row, Section
+
+if TYPE_CHECKING:
+    from .benchmark import Group, Row, Section
 
 CLOSE_ENOUGH = 1.15  # times the time that a row was tuned to
-Found = list[tuple[Row, str]]  # rows with what they are: "method", "simple", "other"
+Found: TypeAlias = "list[tuple[Row, str]]"  # rows with what they are: "method", "simple", "other"
 
 
 def select(section: Section, group: Group) -> Found:

@@ -27,7 +27,6 @@ from .partial import PartialForward
 if TYPE_CHECKING:
     from .heterogeneous_steps import HeterogeneousSteps
 
-
 ASTRAY = "further astray than the tolerance"
 
 
@@ -41,9 +40,8 @@ class HeterogeneousRun(Stepper):
         self.method, self.parts = method, parts
         self.outputs: dict[int, Any] = {}  # of the branches, in the last step that computed any
         self.expert: int | None = None
-        self.passes: set[int] = set()  # branches of this step
-        self.passes_before: set[int] = set()  # of the step before, empty if there was none
-        self.is_stale = False  # whether velocities are those of other branches than the last step's
+        self.passes, self.passes_before = set[int](), set[int]()  # branches of this step and the last, if there was one
+        self.is_stale = False  # whether velocities are of other branches than the last step's
         self.goes_on = run.step > 0  # after a run that had to start over
         self.trace = Trace(run.levels[:-1])
         together = FrameRun(run.levels, {step: step for step in range(run.steps)}, session.target.scheduler)
@@ -242,9 +240,9 @@ class HeterogeneousRun(Stepper):
                 make = straight(make, end - begin)
         # guidance that begins or ends: no slope leads from what it gave before to what it gives now
         is_other = self.passes_before not in (set(), self.passes)
-        if is_other and allocation.share == 1:
-            allocation.restart()
         self.is_stale = is_other and allocation.share < 1
+        if is_other and not self.is_stale:
+            allocation.restart()
         result = allocation.step(make, output, sample)
         if run.frame == run.moving[-1]:
             self._note_step()
