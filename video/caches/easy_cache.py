@@ -55,8 +55,8 @@ class EasyCache(StepCache):
 
     paper = "Less is Enough: Training-Free Video Diffusion Acceleration via Runtime-Adaptive Caching, 2025"
     advice: ClassVar[Advice] = Advice(
-        "Any diffusion pipeline, without calibration: of the step caches it keeps the worst prompt best.",
-        "Little on the worst prompt; on the mean it is level with fewer steps at half the time.",
+        "Any diffusion pipeline, without calibration: of the step caches it keeps most, on the worst prompt too.",
+        "Little at half the time; at a quarter the worst prompt can become another clip.",
     )
     families = WHOLE_STEPS
     neutral = {"threshold": 0.0}
