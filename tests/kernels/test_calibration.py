@@ -267,6 +267,17 @@ def test_a_result_that_is_no_number_is_wrong(monkeypatch):
         benchmark.measure(case, "cpu")
 
 
+def test_long_sums_may_be_off_by_more(monkeypatch):
+    """As rounding of float32 grows with the square root of what is added up."""
+    monkeypatch.setattr(benchmark, "ROUNDS", 1)
+    case = KernelCase("op", "s", torch.float32, {}, "b", *[lambda: None] * 2, lambda: 5e-6, summed=8192)
+    assert benchmark.measure(case, "cpu")["quality"] == 5e-6
+    for summed, most in ((0, "2e-06"), (512, "2e-06"), (4096, "4e-06")):
+        case.summed = summed
+        with pytest.raises(MmaccelError, match=f"more than {most}"):
+            benchmark.measure(case, "cpu")
+
+
 def test_a_row_says_what_was_timed(monkeypatch):
     """Ours, torch's way and others in one alternation; arithmetic and traffic are those of our time."""
     monkeypatch.setattr(benchmark, "ROUNDS", 2)

@@ -52,7 +52,10 @@ def _linear_case(x: torch.Tensor, weights: list[torch.Tensor]) -> KernelCase:
     settings = {"rows": len(x), "weight": "x".join(map(str, weights[0].shape)), "layers": len(weights)}
     read = float(sum(weight.nbytes for weight in weights))
     shape = f"{list(x.shape)} by {list(weights[0].shape)}"
-    return KernelCase("skinny_linear", shape, x.dtype, settings, "linear", ours, plain, error, bytes=read)
+    summed = x.shape[1]
+    return KernelCase(
+        "skinny_linear", shape, x.dtype, settings, "linear", ours, plain, error, bytes=read, summed=summed
+    )
 
 
 def small_cases(draw: Draw) -> Iterator[KernelCase]:
