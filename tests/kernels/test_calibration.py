@@ -267,13 +267,12 @@ def test_a_result_that_is_no_number_is_wrong(monkeypatch):
         benchmark.measure(case, "cpu")
 
 
-def test_long_sums_may_be_off_by_more(monkeypatch):
-    """As rounding of float32 grows with the square root of what is added up."""
+def test_rounding_is_held_against_that_of_torch_where_it_grows_with_the_shape(monkeypatch):
     monkeypatch.setattr(benchmark, "ROUNDS", 1)
-    case = KernelCase("op", "s", torch.float32, {}, "b", *[lambda: None] * 2, lambda: 5e-6, summed=8192)
+    case = KernelCase("op", "s", torch.float32, {}, "b", *[lambda: None] * 2, lambda: 5e-6, usual_error=lambda: 2e-6)
     assert benchmark.measure(case, "cpu")["quality"] == 5e-6
-    for summed, most in ((0, "2e-06"), (512, "2e-06"), (4096, "4e-06")):
-        case.summed = summed
+    for usual, most in ((None, "2e-06"), (lambda: 1e-7, "2e-06"), (lambda: 1e-6, "4e-06")):
+        case.usual_error = usual
         with pytest.raises(MmaccelError, match=f"more than {most}"):
             benchmark.measure(case, "cpu")
 

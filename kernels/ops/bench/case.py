@@ -24,8 +24,8 @@ class KernelCase:
         Largest error of `run` against float64, over 1 + the value.
     flops, bytes
         Arithmetic and memory traffic that the result needs, for the share of the machine's limit.
-    summed
-        Numbers that each result adds up, where these are many: rounding grows with the square root of them.
+    usual_error
+        That of `baseline`, where rounding grows with the shape; None (default) where it does not.
     """
 
     op: str
@@ -39,7 +39,7 @@ class KernelCase:
     flops: float = 0.0
     bytes: float = 0.0
     others: dict[str, Run] = field(default_factory=dict)
-    summed: int = 0
+    usual_error: Callable[[], float] | None = None
 
 
 class Draw:
