@@ -5,19 +5,14 @@ from __future__ import annotations
 import torch
 
 from .checks import check_attention, require
-from .library import define
+from .library import define, fake_attention
 from .plan import BlockPlan, window_sides
-
-
-def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
-
 
 _op = define(
     "block_sparse_attention",
     "(Tensor q, Tensor k, Tensor v, Tensor? row_ptr, Tensor? col, Tensor? n_full, int block_m, int block_n,"
     " int left, int right, float scale) -> (Tensor, Tensor)",
-    _fake,
+    fake_attention,
 )
 
 

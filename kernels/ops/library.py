@@ -30,5 +30,10 @@ def define(name: str, schema: str, fake: Callable[..., Any]) -> Callable[..., An
     return found
 
 
+def fake_attention(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exps of any attention of queries `[B, Hq, M, D]`, without computing them."""
+    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
 def _run(name: str, first: torch.Tensor, *rest: Any) -> Any:
     return getattr(implementation(first.device), name)(first, *rest)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import torch
 
 from .checks import check_attention, check_indices, require
-from .library import define
-
-
-def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
-
+from .library import define, fake_attention
 
 _op = define(
     "verify_attention",
     "(Tensor q, Tensor k, Tensor v, Tensor lengths, Tensor? token_idx, Tensor? window_mask, float scale)"
     " -> (Tensor, Tensor)",
-    _fake,
+    fake_attention,
 )
 
 
