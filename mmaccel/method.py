@@ -92,8 +92,6 @@ class Method(Checked, Generic[S]):
     lossless
         Whether the default settings keep the distribution of the target's output; :attr:`exact` says so for an
         instance.
-    savings
-        ``"real"`` where work is skipped, ``"simulated"`` where it is only masked.
     advice
         When it helps and what it costs, for the documentation.
     role
@@ -121,7 +119,6 @@ class Method(Checked, Generic[S]):
     paper: ClassVar[str] = ""
     advice: ClassVar[Advice] = Advice()
     lossless: ClassVar[bool] = False
-    savings: ClassVar[str] = "real"
     role: ClassVar[str] = ""
     excludes: ClassVar[frozenset[str]] = frozenset()
     families: ClassVar[frozenset[str] | None] = None
