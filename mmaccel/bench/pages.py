@@ -92,7 +92,7 @@ def markdown(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 def table(result: dict[str, Any]) -> str:
     """The rows as a Markdown table, fastest last within what was measured together."""
-    lines = ["| method | exact | seconds | speed-up | passes | quality |", "|---|---|---|---|---|---|"]
+    lines = []
     for r in result["rows"]:
         quality = "" if r["quality"] is None else f"{r['quality']:.3g}"
         if r["baseline_quality"] is not None:
@@ -100,5 +100,5 @@ def table(result: dict[str, Any]) -> str:
         work = "" if r["work_ratio"] is None else f"{1 / r['work_ratio']:.2f}x fewer"
         speed = "" if r["speedup"] is None else f"{r['speedup']:.2f}x"
         wall = "" if r["wall_seconds"] is None else f"{r['wall_seconds']:.2f}"
-        lines.append(f"| {called(r)} | {'yes' if r['exact'] else 'no'} | {wall} | {speed} | {work} | {quality} |")
-    return "\n".join(lines)
+        lines.append([called(r), "yes" if r["exact"] else "no", wall, speed, work, quality])
+    return markdown(("method", "exact", "seconds", "speed-up", "passes", "quality"), lines)
