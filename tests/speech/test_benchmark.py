@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 import scripted_recognizer as scripted
 import torch
+from scripted_recognizer import TEXT, talk
+from tiny_recognisers import moonshine_streaming
 from transformers import DynamicCache
 
 from mmaccel.bench import pages
@@ -34,15 +36,6 @@ from mmaccel.speech.stream.events import Endpoint, Final
 from mmaccel.testing.untrained import untrained
 
 pytest.importorskip("jiwer")
-
-
-def talk():
-    return torch.cat(
-        [scripted.silence(0.5), scripted.spoken(range(12)), scripted.silence(1), scripted.spoken([20, 21])]
-    )
-
-
-TEXT = " ".join(f"w{word}" for word in [*range(12), 20, 21])
 
 
 def recordings():
@@ -247,14 +240,9 @@ def test_word_errors_ignore_case_and_punctuation():
 
 
 def test_encoder_and_generate_on_small_models():
-    from transformers import MoonshineStreamingConfig, MoonshineStreamingForConditionalGeneration
-
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
-    config = MoonshineStreamingConfig(encoder_config=sizes, vocab_size=64, num_hidden_layers=2, **sizes)
-    model = untrained(lambda: MoonshineStreamingForConditionalGeneration(config))
-    samples = examples.sound(1, 16_000)[0]
+    v2, samples = moonshine_streaming(scale=1.0), examples.sound(1, 16_000)[0]
     with torch.no_grad():
-        row = benchmark_parts.compare_encoders(MoonshineStreamingAdapter(model), samples, [8000, 16_000], 1)
+        row = benchmark_parts.compare_encoders(MoonshineStreamingAdapter(v2), samples, [8000, 16_000], 1)
     assert row["refused"] is None and row["error"] < 1e-5
 
     adapter = MoonshineAdapter(examples.moonshine()[0])
