@@ -11,10 +11,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from mmaccel.bench import pages
@@ -111,16 +109,11 @@ def page(result: dict[str, Any]) -> str:
     return pages.page(result, "Streams on minutes of speech", intro, sections)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), help="names for `mmaccel.speech.load`")
-    arguments = parser.parse_args(argv)
-    output: Path = arguments.output
-    torch.set_num_threads(1)
-    result = results.result(tqdm(rows(recordings(), arguments.models), unit="row"))
-    pages.write(output, result, page)
+def measure(models: list[str]) -> dict[str, Any]:
+    """Every condition and model."""
+    return results.result(tqdm(rows(recordings(), models), unit="row"))
 
 
 if __name__ == "__main__":
-    main()
+    models = {"nargs": "+", "default": list(MODELS), "help": "names for `mmaccel.speech.load`"}
+    pages.run(__doc__, page, measure, models=models)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from mmaccel.bench import pages
@@ -75,13 +74,11 @@ def _line(row: dict[str, Any]) -> list[str]:
     return [*first, *cells, right]
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    arguments = pages.output_parser(__doc__).parse_args(argv)
-    torch.set_num_threads(1)
+def measure() -> dict[str, Any]:
+    """Every length of a push."""
     made = rows(MeasuredRecognizer(*load(MODEL)), all_recordings())
-    pages.write(arguments.output, results.result(tqdm(made, total=len(PUSHES), unit="row")), page)
+    return results.result(tqdm(made, total=len(PUSHES), unit="row"))
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure)
