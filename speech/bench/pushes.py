@@ -24,7 +24,7 @@ from .listeners import UPDATE, MeasuredRecognizer, StreamListener
 from .listening import heard_offline
 from .page import heard
 from .playback import listen
-from .targets import both, points
+from .stream_tables import both, points
 
 MODEL = "moonshine-tiny"
 PUSHES = (0.02, 0.032, 0.1, 0.5)  # seconds: of a call, of a voice detector, of a page that listens, of a file
