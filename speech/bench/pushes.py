@@ -16,12 +16,11 @@ from mmaccel.bench import pages
 from mmaccel.comparison import results
 
 from ..audio.endpoint import RATE
-from ..audio.recordings import Recording, all_recordings, word_errors
+from ..audio.recordings import Recording, all_recordings
 from ..families.weights import load
-from .benchmark import stream_row, streamed
+from .benchmark import offline_row, stream_row, streamed
 from .judged import described
 from .listeners import UPDATE, MeasuredRecognizer, StreamListener
-from .listening import heard_offline
 from .page import heard
 from .playback import listen
 from .stream_tables import both, points
@@ -40,8 +39,7 @@ is shown as one that stays. The rows are in [speech_pushes.json](speech_pushes.j
 
 def rows(recognizer: MeasuredRecognizer, recordings: list[Recording]) -> Iterator[dict[str, Any]]:
     """A row for each length."""
-    texts = [found.text for found in heard_offline(recognizer, recordings)]
-    baseline = word_errors([one.text for one in recordings], texts)
+    baseline = offline_row(MODEL, recognizer, recordings)["quality"]
     for seconds in PUSHES:
         ways = {"LocalAgreement": lambda: StreamListener(recognizer.stream(update_interval=UPDATE))}
         recognizer.decoding = 0.0
