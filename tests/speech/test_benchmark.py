@@ -7,6 +7,7 @@ import pytest
 import scripted_recognizer as scripted
 import torch
 from scripted_recognizer import TEXT, talk
+from tiny_codec import TINY
 from tiny_recognisers import moonshine_streaming
 from transformers import DynamicCache
 
@@ -259,13 +260,7 @@ def test_encoder_and_generate_on_small_models():
 def test_codec_blocks():
     from transformers import MimiConfig, MimiModel
 
-    sizes = {"hidden_size": 32, "num_filters": 4, "codebook_size": 64, "codebook_dim": 8, "num_quantizers": 4}
-    sizes |= {"vector_quantization_hidden_dimension": 8, "upsample_groups": 32, "num_hidden_layers": 2}
-    sizes |= {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
-    model = untrained(lambda: MimiModel(MimiConfig(**sizes)))
-    for module in model.modules():
-        if hasattr(module, "embed_sum"):
-            module.embed_sum.normal_()
+    model = untrained(lambda: examples.audible(MimiModel(MimiConfig(**TINY))))
     codes = torch.randint(0, 64, (1, 4, 8), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole = model.decode(codes, **cached(DynamicCache(config=model.config), "decoder_")).audio_values
