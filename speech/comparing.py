@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Number
 from os import PathLike
@@ -23,6 +24,7 @@ from .audio.audio import RATE, read_audio, to_samples
 from .audio.endpoint import FRAME, EndpointPolicy, decibels, find_endpoint
 from .audio.recordings import word_errors
 from .families.adapter import SpeechAdapter
+from .families.timed import features_of
 from .families.weights import names
 from .families.whisper import CONTEXT_FRAMES, WhisperAdapter, shortened
 from .stream.segmenter import Cut, Segmenter
@@ -43,7 +45,6 @@ SAME = Metric(
     "same", "same text", "share of recordings whose text equals that of the plain model, letter for letter", ".0%"
 )
 SHORTEST = RATE // 10  # samples of a recording
-SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "tokens", "wall_seconds")
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,7 @@ class RecognizerTrial(BaseTrial):
             raise AudioError(f"{seconds:.1f} s in one call, where {longest:.0f} s fit: leave out endpoint=None")
         self.seconds = max(self.seconds, seconds)
         prepare = self.processor if callable(self.processor) else self.processor.feature_extractor
-        made = prepare(samples.numpy(), sampling_rate=RATE, return_tensors="pt").to(self.target.device)
-        for key in ("input_features", "input_values"):
-            if key in made:
-                made[key] = made[key].to(self.target.dtype)
+        made = features_of(prepare, samples, RATE, self.target)
         return {**made, "do_sample": False, **self._limit(seconds), **self.inputs}
 
     def _limit(self, seconds: float) -> dict[str, Any]:
@@ -166,9 +164,7 @@ class RecognizerTrial(BaseTrial):
     def _generated(self, target: Any, call: dict[str, Any], fewer: int | None, made: Transcription) -> list[list[int]]:
         result = target.generate(**(call if fewer is None else self._shorter(call, fewer)))
         if isinstance(target, Session):
-            told = target.report  # starts anew with the next call
-            kept = {name: getattr(told, name) for name in (*SUMMED, "peak_extra_bytes", "engaged")}
-            made.reports.append(Report(told.methods, told.exact, **kept, warnings=list(told.warnings)))
+            made.reports.append(deepcopy(target.report))  # it starts anew with the next call
         tokens: torch.Tensor = result if isinstance(result, torch.Tensor) else result["sequences"]
         return tokens.tolist()
 
@@ -252,10 +248,7 @@ def cut(samples: torch.Tensor, policy: EndpointPolicy) -> list[torch.Tensor]:
 
 def _total(reports: list[Report]) -> Report:
     """One report of all calls of a run."""
-    first = reports[0]
-    total = Report(first.methods, first.exact, **{name: sum(getattr(r, name) for r in reports) for name in SUMMED})
-    total.peak_extra_bytes = max(report.peak_extra_bytes for report in reports)
-    total.engaged = any(report.engaged for report in reports)
+    total = Report.total(reports)
     total.warnings = list(dict.fromkeys(text for r in reports if r.engaged for text in r.warnings))
     idle = [report for report in reports if not report.engaged]
     if idle:

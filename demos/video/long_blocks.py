@@ -125,16 +125,13 @@ def _line(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--blocks", type=int, nargs="+", default=[9, 18, 36, 200], help="lengths of videos")
-    parser.add_argument("--clips", type=int, default=4, help="prompts (default 4)")
-    parser.add_argument("--steps", type=int, default=4, help="of a block (default 4)")
-    parser.add_argument("--seed", type=int, default=200)
-    args = pages.measuring(parser, argv)
-    for result in measure(args.blocks, args.clips, args.steps, args.seed):
-        pages.write(args.output, result, page)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        blocks={"type": int, "nargs": "+", "default": [9, 18, 36, 200], "help": "lengths of videos"},
+        clips={"type": int, "default": 4, "help": "prompts (default 4)"},
+        steps={"type": int, "default": 4, "help": "of a block (default 4)"},
+        seed={"type": int, "default": 200},
+    )

@@ -13,7 +13,6 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from mmaccel.cache.argument import cached
 from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, match
-from mmaccel.errors import SettingError
 
 from .cross_cache import CrossCache
 from .gathering import Gathering
@@ -83,18 +82,12 @@ def decode(
     gathering
         Where passes meet those of other threads; default None, alone. In one pass they are equal up to rounding.
 
-    Raises
-    ------
-    SettingError
-        If the prompt is empty, the limit negative, or the draft holds no token of this model.
-
     Examples
     --------
     >>> first = decode(adapter, adapter.encode(samples[:8000]), adapter.prompt())  # doctest: +SKIP
     >>> second = decode(adapter, adapter.encode(samples), adapter.prompt(), first.tokens)  # doctest: +SKIP
     """
     limit = adapter.limit(encoded.seconds) if max_new_tokens is None else max_new_tokens
-    _check(adapter, prompt, draft, limit)
     guess = RealignedDraft(_until_end(draft, adapter.end_tokens))
     text, stats = _Text(adapter, encoded, prompt, cache, limit, gathering), Stats()
     draft_and_verify(guess, text, text, FixedWidth(sys.maxsize), stats)
@@ -103,17 +96,6 @@ def decode(
 
 def _until_end(tokens: Sequence[int], ends: frozenset[int]) -> list[int]:
     return list(itertools.takewhile(lambda token: token not in ends, tokens))
-
-
-def _check(adapter: SpeechAdapter, prompt: Sequence[int], draft: Sequence[int], limit: int) -> None:
-    if not len(prompt):
-        raise SettingError("the prompt is empty: pass adapter.prompt()")
-    if limit < 0:
-        raise SettingError(f"max_new_tokens={limit}: pass at least 0, or None for the adapter's limit")
-    size = adapter.target.get_output_embeddings().weight.shape[0]
-    wrong = [token for token in draft if not 0 <= token < size]
-    if wrong:
-        raise SettingError(f"draft holds {wrong[0]}: tokens of this model are 0 to {size - 1}")
 
 
 class CrossPasses:

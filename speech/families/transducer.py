@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -37,9 +36,6 @@ class TransducerAdapter(WholeAdapter):
         frames, mask = output.pooler_output, output.attention_mask
         frames = frames if mask is None else frames[:, : int(mask.sum())]
         return timed(TransducerGreedy(self.target).say(frames), self.target, self._processor())
-
-    def text(self, tokens: Sequence[int]) -> str:
-        return each_told(self._processor().tokenizer, tokens)
 
 
 @register_adapter
@@ -92,18 +88,5 @@ class StreamingTransducerAdapter(StreamedAdapter):
         told = {} if known is None else {"prompt_ids": torch.tensor([self._prompt_id(known)])}
         return NemotronStream(self.target, self._processor(), self.lookahead, **told)
 
-    def text(self, tokens: Sequence[int]) -> str:
-        return each_told(self._processor().tokenizer, tokens)
-
     def _prompt_id(self, known: Mapping[str, int]) -> int:
         return int(known[self.language] if self.language else self.target.config.default_prompt_id)
-
-
-def each_told(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of tokens, of which two that are equal are two: a transducer tells none twice, as the frames of CTC do.
-
-    Tokenizers that were made for CTC, such as Parakeet's, would put them together unless told not to.
-    """
-    groups = "group_tokens" in inspect.signature(getattr(tokenizer, "_decode", tokenizer.decode)).parameters
-    told = {"group_tokens": False} if groups else {}
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, **told)).strip()
