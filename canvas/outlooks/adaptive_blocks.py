@@ -61,10 +61,6 @@ class AdaptiveBlocks(Outlook):
             self._require(is_count(getattr(self, name)), name, "a whole number of 1 or more")
         self._require(is_number(self.least, 0, 1), "least", "between 0 and 1")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.least == 1 and self.default >= 4096
-
     def adjust(self, seen: Seen) -> torch.Tensor:
         masked = seen.sample == seen.mask
         places = torch.arange(masked.shape[1], device=masked.device)
