@@ -13,6 +13,7 @@ from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import PipelineSession
 from ..private import execution_device
+from ..quality import decoded
 from ..steps import warn
 
 if TYPE_CHECKING:
@@ -119,13 +120,7 @@ class Routing:
     def _decoded(self, block: torch.Tensor) -> torch.Tensor:
         """Frames `[batch, frames, 3, height, width]` between 0 and 1, decoded behind the frame before them."""
         assert self.last is not None
-        vae = self.pipe.vae
-        latents = torch.cat([self.last, block], 1).transpose(1, 2).to(vae.dtype)
-        mean, std = (
-            torch.tensor(values).view(1, -1, 1, 1, 1).to(latents)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        frames: torch.Tensor = vae.decode(latents * std + mean, return_dict=False)[0]
+        frames = decoded(self.pipe.vae, torch.cat([self.last, block], 1).transpose(1, 2))
         return (frames[:, :, 1:] / 2 + 0.5).clamp(0, 1).transpose(1, 2)
 
     def _rows(self, given: dict[str, Any]) -> int:
