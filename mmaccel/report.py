@@ -64,6 +64,11 @@ class Report:
         """Forget the last run; the measured baseline stays."""
         vars(self).update(vars(Report(self.methods, self.exact, baseline_seconds=self.baseline_seconds)))
 
+    def warn(self, text: str) -> None:
+        """Add a warning, unless it is there."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
     @property
     def work_ratio(self) -> float | None:
         """Forward passes as a share of those in plain decoding; if passes are not counted, the share of keys."""

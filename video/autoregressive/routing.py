@@ -14,7 +14,6 @@ from mmaccel.stepping.tensors import count_bytes
 from ..families.adapter import PipelineSession
 from ..private import execution_device
 from ..quality import decoded
-from ..steps import warn
 
 if TYPE_CHECKING:
     from .block_router import BlockRouter
@@ -53,7 +52,7 @@ class Routing:
         """
         if self.small is None or not given.get("kv_cache"):
             what = "keys and values" if self.small is not None else "draft= and score="
-            warn(self.session.report, f"BlockRouter drafted nothing: the call was made without {what}")
+            self.session.report.warn(f"BlockRouter drafted nothing: the call was made without {what}")
             return None
         if given["kv_cache_flag"]["num_cached_chunks"] == 0:
             return None
