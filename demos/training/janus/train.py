@@ -118,11 +118,10 @@ def reference(model, count: int = 400) -> dict[str, object]:
     """Captions that tell everything, and the codes of their pictures, from scenes never trained on."""
     rng = np.random.default_rng(0)
     pictures, captions = [], []
-    while len(pictures) < count:
-        scene = world.random_scene(rng, world.FEATURED)
-        if scene.held_out:
-            pictures.append(world.render(scene, rng))
-            captions.append(world.caption(scene))
+    for _ in range(count):
+        scene = world.draw_scene(rng, True, world.FEATURED)
+        pictures.append(world.render(scene, rng))
+        captions.append(world.caption(scene))
     pixels = to_pixels(torch.from_numpy(np.stack(pictures)))
     tokens = [model.model.vqmodel.encode(part).image_tokens.view(len(part), -1) for part in pixels.split(50)]
     return {"captions": captions, "tokens": torch.cat(tokens)}
