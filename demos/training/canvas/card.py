@@ -7,15 +7,15 @@ Lists are made by the pipeline as `zoo.load` gives it, one held-out picture afte
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
+from statistics import median_high
 
-import torch
 from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.files import pictures
+
+from .. import card
 
 PICTURES = 6
 
@@ -49,7 +49,6 @@ download; it is no general model.
 
 
 def main() -> None:
-    folder = zoo.path("tiny-canvas")
     pipe, processor = zoo.load("tiny-canvas")
     cards, seconds = [], []
     for row in zoo.questions("tiny-canvas", PICTURES, seed=1):
@@ -59,20 +58,8 @@ def main() -> None:
         seconds.append(time.perf_counter() - began)
         big = Image.fromarray(row.frames[0]).resize((256, 256), Image.Resampling.BICUBIC)
         cards.append(pictures.headed(big, told))
-    pictures.sheet(cards, 3).convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
-    (folder / "README.md").write_text(card(pipe, folder, sorted(seconds)[len(seconds) // 2]))
-
-
-def card(pipe, folder: Path, seconds: float) -> str:
-    """The model card."""
-    return CARD.format(
-        **json.loads((folder / "training.json").read_text()),
-        block=pipe.model.block_length,
-        parameters=sum(p.numel() for p in pipe.model.parameters()) / 1e6,
-        megabytes=(folder / "model.safetensors").stat().st_size / 1e6,
-        seconds=seconds,
-        threads=torch.get_num_threads(),
-    )
+    told = {"block": pipe.model.block_length, "seconds": median_high(seconds)}
+    card.write(zoo.path("tiny-canvas"), CARD, [pipe.model], pictures.sheet(cards, 3), **told)
 
 
 if __name__ == "__main__":
