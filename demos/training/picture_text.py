@@ -20,7 +20,8 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
-from . import emoji_world as world
+from mmaccel.zoo.worlds import emoji_world as world
+
 from .optimizer import optimizers_of
 from .recipe import Stage, begin, command_line, to_pixels
 from .word_tokenizer import word_tokenizer

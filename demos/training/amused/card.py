@@ -33,8 +33,8 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Codes**: those of `tiny-janus`, from its own VQ model; `vqvae` is that model in diffusers' class, and decodes them
   to the same pictures. Its encoder, whose first block has another shape in diffusers, was fitted anew, so that
   {same_codes:.0%} of the codes of a picture are the same; drawing a prompt does not use it.
-- **Data**: {pictures:,} pictures drawn by `demos/training/emoji_world.py` from Noto Color Emoji (SIL Open Font License
-  1.1), names from the `emoji` package (BSD). About one scene in forty is held out.
+- **Data**: {pictures:,} pictures drawn by `mmaccel/zoo/worlds/emoji_world.py` from Noto Color Emoji (SIL Open Font
+  License 1.1), names from the `emoji` package (BSD). About one scene in forty is held out.
 - **Recipe**: `python -m mmaccel.demos.training.amused.train --output runs/tiny-amused`; seed {seed},
   {minutes:g} minutes on one thread of a busy machine with bfloat16 arithmetic, {steps:,} steps of {batch} pictures.
 - **Held-out loss**: {held_out_nats_per_masked_code} nats per masked code, without guidance, on scenes never trained on,

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from mmaccel import zoo
+from mmaccel.zoo.worlds import emoji_world as world
 
-from .. import emoji_world as world
 from ..janus.shape import GRID
 from ..recipe import to_pixels
 

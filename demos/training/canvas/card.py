@@ -36,7 +36,7 @@ download; it is no general model.
 - **Two ways to read**: each list is trained causally, for the next word, and in blocks with a part of their words
   masked, each of which sees the text before it and all of itself. So the same weights write word by word, which is the
   honest alternative to a canvas. Blocks of 32, 16 and 8 were trained.
-- **Data**: drawn by `demos/training/listed_world.py` from Noto Color Emoji (SIL Open Font License 1.1); the things'
+- **Data**: drawn by `mmaccel/zoo/worlds/listed_world.py` from Noto Color Emoji (SIL Open Font License 1.1); the things'
   pictures are those shipped with `tiny-onevision`. About one picture in forty is held out.
 - **Recipe**: `python -m mmaccel.demos.training.canvas.train --output runs/tiny-canvas`, from the weights of
   `tiny-onevision`; seed {seed}, {minutes:g} minutes on 2 cores with bfloat16 arithmetic, {steps:,} steps of 24

@@ -27,7 +27,7 @@ It exists to test and measure acceleration without a download; it is no general 
 ![samples, one per prompt, every tenth frame, none picked](samples.png)
 
 - **Prompts**: as for `tiny-wan`, `zoo.prompts("tiny-far", 8, things=2, moving=0)`.
-- **Data**: drawn by `demos/training/moving_world.py` from Noto Color Emoji (SIL Open Font License 1.1).
+- **Data**: drawn by `mmaccel/zoo/worlds/moving_world.py` from Noto Color Emoji (SIL Open Font License 1.1).
 - **State**: the larger model draws things, backgrounds and motions mostly as told and keeps them over the blocks; what
   should stay is sometimes moved along. The smaller one alone draws things wrong from the first block on, and goes on
   well behind blocks of the larger one.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from diffusers import WanPipeline
 
-from .. import moving_world as world
+from mmaccel.zoo.worlds import moving_world as world
+
 from ..wan import vae
 from ..wan.parts import encode_captions
 

@@ -43,7 +43,7 @@ It exists to test and measure acceleration without a download; it is no general 
 
 - **Prompts**: `[small|big] NAME [on BACKGROUND][, PLACE]`, {names} names, backgrounds {backgrounds}, places {places}.
   Anything else is refused with near words.
-- **Data**: drawn on the fly by `demos/training/emoji_world.py` from Noto Color Emoji (SIL Open Font License 1.1),
+- **Data**: drawn on the fly by `mmaccel/zoo/worlds/emoji_world.py` from Noto Color Emoji (SIL Open Font License 1.1),
   names from the `emoji` package (BSD). Hue, brightness, grain and a few pixels of position vary without being told, so
   that tokens keep real uncertainty. About one scene in forty is held out.
 - **Recipe**: `python -m mmaccel.demos.training.janus.train --output runs/tiny-janus`; seed {seed}; VQ model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .. import emoji_world as world
+from mmaccel.zoo.worlds import emoji_world as world
 
 
 def draw(

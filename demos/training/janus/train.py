@@ -4,7 +4,7 @@ One command makes the weights from nothing but a font; it is seeded, and goes on
 
     python -m mmaccel.demos.training.janus.train --output runs/tiny-janus
 
-All on pictures drawn on the fly by :mod:`mmaccel.demos.training.emoji_world`: first the VQ model (pixels to 16 x 16
+All on pictures drawn on the fly by :mod:`mmaccel.zoo.worlds.emoji_world`: first the VQ model (pixels to 16 x 16
 codes and back), then the language model over captions and codes, first of all names and then of those it ships.
 """
 
@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from .. import emoji_world as world
+from mmaccel.zoo.worlds import emoji_world as world
+
 from ..checkpoint import Checkpoint, steps
 from ..optimizer import muon_and_adam, trapezoid
 from ..recipe import begin, command_line, step_with, to_pixels

@@ -41,7 +41,7 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Held-out accuracy**: {accuracy[all]:.1%} of lone questions, all tokens kept, bfloat16 matrix products:
   {kinds}.
 - **Names**: {names}. **Motions**: {motions}. **Backgrounds**: {backgrounds}.
-- **Data**: drawn by `demos/training/moving_world.py` and `demos/training/moving_questions.py` from Noto Color Emoji
+- **Data**: drawn by `moving_world.py` and `moving_questions.py` in `mmaccel/zoo/worlds/` from Noto Color Emoji
   (SIL Open Font License 1.1). About one scene in forty is held out. Clips of fewer frames, spread over the whole clip,
   were trained too, at the positions of the whole clip and at positions without gaps, and in the end parts of the
   tokens, drawn in a way of no method in particular, the rest of them dropped or merged, also inside the language

@@ -34,7 +34,7 @@ tables, and figures with captions. It exists to test and measure acceleration wi
 - **Held-out accuracy**: {exact[pages]:.1%} of whole pages without a mistake, {exact[lines]:.1%} of lines, and
   {exact[regions]:.1%} of regions read alone from their crops, by its own `generate`; bfloat16 matrix products. Every
   invented name on these pages is one that was never trained on.
-- **Data**: drawn by `demos/training/page_world.py` with the glyphs of DejaVu Sans Mono (free licence of Bitstream
+- **Data**: drawn by `mmaccel/zoo/worlds/page_world.py` with the glyphs of DejaVu Sans Mono (free licence of Bitstream
   Vera), which are shipped as `glyphs.png`. Letters stand on a grid of 8 x 16 pixels, moved by up to one pixel.
 - **Recipe**: `python -m mmaccel.demos.training.reader.train --output runs/tiny-reader`, from nothing; seed {seed},
   {minutes:g} minutes on a shared core with bfloat16 arithmetic, {steps:,} steps. It begins with lone lines and regions,

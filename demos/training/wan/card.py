@@ -32,8 +32,8 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Prompts**: `NAME MOTION[, NAME MOTION], BACKGROUND background`; motion and background may be left out.
   Names: {names}. Motions: {motions}. Backgrounds: {backgrounds}. Unknown words are refused with near words.
   `zoo.prompts("tiny-wan", 8, things=2, moving=0)` chooses by how much moves.
-- **Data**: drawn by `demos/training/moving_world.py` from Noto Color Emoji (SIL Open Font License 1.1). Start, hue and
-  grain vary without being told. About one scene in forty is held out.
+- **Data**: drawn by `mmaccel/zoo/worlds/moving_world.py` from Noto Color Emoji (SIL Open Font License 1.1). Start, hue
+  and grain vary without being told. About one scene in forty is held out.
 - **State**: backgrounds and the looks of things are right, and a thing alone mostly moves as told; of two things one
   is sometimes missing or drawn twice, and motions are mixed up. The loss still falls: more minutes mend it.
 - **Recipe**: `python -m mmaccel.demos.training.wan.train --output runs/tiny-wan --compile`; seed {seed};

@@ -6,7 +6,8 @@ import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-from .. import moving_world as world
+from mmaccel.zoo.worlds import moving_world as world
+
 from .. import recipe
 from ..word_tokenizer import word_tokenizer
 

@@ -4,7 +4,7 @@ One command makes the weights from nothing but a font; it goes on where it stopp
 
     python -m mmaccel.demos.training.wan.train --output runs/tiny-wan
 
-All on clips drawn by :mod:`mmaccel.demos.training.moving_world`: first the video autoencoder, then a pool of clips is
+All on clips drawn by :mod:`mmaccel.zoo.worlds.moving_world`: first the video autoencoder, then a pool of clips is
 encoded once, then the transformer and its text encoder learn flow matching on it, first on the beginnings of clips (a
 third of the tokens), then on these and whole ones in turn, last on whole ones. Data are seeded; how many steps fit into
 the minutes depends on the machine.
@@ -23,8 +23,8 @@ from diffusers import AutoencoderKLWan, WanPipeline
 from PIL import Image
 
 from mmaccel.files import pictures
+from mmaccel.zoo.worlds import moving_world as world
 
-from .. import moving_world as world
 from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from . import shape

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from .. import moving_world as world
+from mmaccel.zoo.worlds import moving_world as world
+
 from ..checkpoint import Checkpoint
 from ..janus.vq import picture_loss
 from ..optimizer import Muon, trapezoid
