@@ -27,10 +27,10 @@ class UniformDecoder(Follower):
         Of `FreeDave` where it is among the methods; else it computes each pass when it is asked for.
     """
 
-    def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
+    def __init__(self, session: Session, methods: Sequence[CanvasMethod]) -> None:
         super().__init__(session, methods)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
-        self.lookahead = Lookahead(dave.drafts if dave else 1, pipe.scheduler, pipe.model.dtype)
+        self.lookahead = Lookahead(dave.drafts if dave else 1, self.scheduler, self.model.dtype)
         self._forget()
 
     def _forget(self) -> None:

@@ -78,6 +78,11 @@ class Report:
         total.engaged = any(report.engaged for report in reports)
         return total
 
+    def warn(self, text: str) -> None:
+        """Add a warning, unless it is there."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
     @property
     def work_ratio(self) -> float | None:
         """Forward passes as a share of those in plain decoding; if passes are not counted, the share of keys."""

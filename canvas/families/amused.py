@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
-from mmaccel.session import Session
 
-from ..method import PICTURES, CanvasMethod
+from ..method import PICTURES
 from ..picture_decoder import PictureDecoder
 from .adapter import CanvasAdapter
 
@@ -19,15 +18,13 @@ from .adapter import CanvasAdapter
 class AmusedAdapter(CanvasAdapter[PictureDecoder]):
     """A pipeline of aMUSEd with its transformer and its `AmusedScheduler`."""
 
+    follows = PictureDecoder
     family = PICTURES
     classes: ClassVar[tuple[str, ...]] = ("AmusedPipeline", "AmusedImg2ImgPipeline", "AmusedInpaintPipeline")
     advice = (
         "its codes are drawn at random and stand in rows and columns, with no text before them;"
         " `mmaccel methods --modality canvas` names those that work on pictures"
     )
-
-    def parts(self) -> list[Any]:
-        return [self.target, self.target.transformer, self.target.scheduler]
 
     def check(self, method: Method) -> None:
         scheduler = self.target.scheduler
@@ -44,6 +41,3 @@ class AmusedAdapter(CanvasAdapter[PictureDecoder]):
         call.apply_defaults()
         if self.decoder is not None:
             self.decoder.prepare(call.arguments["guidance_scale"] > 1, call.arguments.get("strength", 1.0))
-
-    def decoder_of(self, session: Session, methods: list[CanvasMethod]) -> PictureDecoder:
-        return PictureDecoder(session, methods)

@@ -22,6 +22,7 @@ from mmaccel import video, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 from mmaccel.demos.video.recognized_things import Asked
+from mmaccel.video.quality import decoded
 
 MODEL = "tiny-far"
 PLAIN = "plain"
@@ -85,12 +86,8 @@ def _drawn(
 def _last(pipe: Any, latents: torch.Tensor) -> torch.Tensor:
     """The frames of the last blocks, `[T, 3, H, W]`, decoded behind a block that is left out again."""
     block = pipe.transformer.config.chunk_partition[0]
-    vae, part = pipe.vae, latents[:, :, -(TAIL + 1) * block :]
-    mean, deviation = (
-        torch.tensor(values).view(1, -1, 1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std)
-    )
-    decoded = vae.decode(part * deviation + mean).sample[0].transpose(0, 1)
-    return (decoded[-TAIL * FRAMES :] / 2 + 0.5).clamp(0, 1)
+    frames = decoded(pipe.vae, latents[:, :, -(TAIL + 1) * block :])[0].transpose(0, 1)
+    return (frames[-TAIL * FRAMES :] / 2 + 0.5).clamp(0, 1)
 
 
 def page(result: dict[str, Any]) -> str:

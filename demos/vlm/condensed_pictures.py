@@ -30,10 +30,11 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.training import emoji_world, picture_text
+from mmaccel.demos.training import picture_text
 from mmaccel.demos.training.recipe import to_pixels
 from mmaccel.testing.untrained import untrained
 from mmaccel.vlm.encoders.condensing import Condensing
+from mmaccel.zoo.worlds import emoji_world
 
 KEEPS = (0.7, 0.5, 0.3)
 SIDES = (7 / 8, 3 / 4)  # of a smaller picture, as a share

@@ -13,10 +13,10 @@ import mmaccel
 from mmaccel import canvas, zoo
 from mmaccel.canvas.generation import inputs_of, load
 from mmaccel.cli import main as cli
-from mmaccel.demos.training import listed_world
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files.pictures import read_picture
 from mmaccel.zoo.tiny_onevision import sprites_of
+from mmaccel.zoo.worlds import listed_world
 
 PLAIN = {"threshold": 2}
 
