@@ -35,6 +35,7 @@ class CanvasTrial(BaseTrial):
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> torch.Tensor:
         call = dict(self.inputs)
+        call.pop("return_dict", None)
         methods = target.plan.methods if isinstance(target, Session) else []
         if not any(isinstance(method, GuidedCommit) for method in methods):
             call.pop("guide_model", None)

@@ -13,6 +13,8 @@ from mmaccel.adapter import find_adapter
 from mmaccel.canvas import private
 from mmaccel.canvas.comparing import CanvasTrial
 from mmaccel.canvas.examples import bidirectional
+from mmaccel.canvas.picture_comparing import trial_for
+from mmaccel.canvas.picture_examples import pictures
 from mmaccel.canvas.uniform_examples import CANVAS, VOCABULARY, uniform
 from mmaccel.canvas.verifiers.lookahead import Known, Lookahead
 from mmaccel.errors import UnsupportedTargetError
@@ -184,3 +186,10 @@ def test_compare_knows_how_many_steps_a_call_makes_by_itself(build):
     pipe, _ = build()
     own = inspect.signature(pipe.__call__).parameters["num_inference_steps"].default
     assert CanvasTrial(find_adapter(pipe), {}).count == own
+
+
+@pytest.mark.parametrize("build", (bidirectional, uniform, pictures))
+def test_compare_runs_a_call_that_asks_for_a_tuple(build):
+    pipe, arguments = build()
+    given, as_tuple = (trial_for(find_adapter(pipe), arguments(**more)) for more in ({}, {"return_dict": False}))
+    assert given.equal(given.run(pipe, 0), as_tuple.run(pipe, 0))
