@@ -73,7 +73,7 @@ class PictureDecoder(Follower):
         if late:
             rows[:half] = False
         logits = self.logits
-        if logits is None and not rows.any():  # a picture that was given whole, which the steps leave as it is
+        if logits is None and not rows.any():  # a picture that was given whole
             rows[:] = True
         if logits is None or rows.any():
             self.passes += 1
@@ -89,12 +89,10 @@ class PictureDecoder(Follower):
         masked = sample == self.scheduler.config.mask_token_id
         if self.logits is not None and self.guided is None:
             self.guided = len(self.logits) > len(sample)
-        if masked.any() or self.last is None:
-            if self.rule is None:
-                self.last = original(**kwargs)
-            else:
-                self.last = self._by_rule(self.rule, original, kwargs, masked)
-            self.last.prev_sample = torch.where(masked, self.last.prev_sample, sample)  # what is full stays so
+        if self.rule is None:
+            self.last = original(**kwargs)  # which masks a code of a picture that is full, whatever the logits
+        elif masked.any() or self.last is None:
+            self.last = self._by_rule(self.rule, original, kwargs, masked)
         self.step += 1
         return self.last if in_full else (self.last.prev_sample, self.last.pred_original_sample)
 

@@ -174,6 +174,17 @@ def test_parts_of_pictures_are_drawn_in_the_steps_that_their_strength_leaves(mad
     assert torch.equal(drawn(pipe, call, batch=2, strength=0.5)[0], plain)
 
 
+@pytest.mark.parametrize("method", (canvas.HaltonOrder(steps=0), canvas.LateGuidance(0.0)), ids=str)
+def test_a_picture_that_is_to_be_drawn_anew_altogether_is_plain_without_a_method(made, method):
+    """At strength 1.0 diffusers masks nothing of it, and in each step but the last one code of a full picture."""
+    pipe, call = partly(made, AmusedImg2ImgPipeline)
+    plain, masks = drawn(pipe, call, batch=2, strength=1.0)
+    with mmaccel.accelerate(pipe, method) as fast:
+        codes, seen = drawn(fast, call, batch=2, strength=1.0)
+    assert torch.equal(codes, plain) and all(map(torch.equal, seen, masks))
+    assert counts(masks) == [SIDE * SIDE - 1] * 11 + [SIDE * SIDE]
+
+
 @pytest.mark.parametrize(("strength", "forwards"), ((1.0, 9.0), (0.5, 4.5), (0.1, 1.0)))
 def test_a_share_without_guidance_is_one_of_the_steps_that_are_made(made, strength, forwards):
     pipe, call = partly(made, AmusedInpaintPipeline)
