@@ -78,7 +78,10 @@ class Wrapped:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo.get(id(self.owner))
-        return self if copied is None else getattr(type(copied), self.name).__get__(copied)
+        if copied is None:
+            return self
+        own: Any = inspect.getattr_static(type(copied), self.name)  # which may be a static method
+        return own.__get__(copied, type(copied))
 
     def __reduce__(self) -> Any:
         return getattr, (self.owner, self.name)  # so that what is pickled is plain, too

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import UnsupportedTargetError
@@ -33,11 +32,3 @@ class AmusedAdapter(CanvasAdapter[PictureDecoder]):
                 f"{type(scheduler).__name__} has no mask_token_id: {method.name} needs an AmusedScheduler in"
                 f" {type(self.target).__name__}"
             )
-
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take from a call whether it is guided, and the share of the steps that it makes, which no pass shows."""
-        super().prepare(args, kwargs)
-        call = inspect.signature(self.target.__call__).bind_partial(*args, **kwargs)
-        call.apply_defaults()
-        if self.decoder is not None:
-            self.decoder.prepare(call.arguments["guidance_scale"] > 1, call.arguments.get("strength", 1.0))

@@ -80,6 +80,12 @@ def test_placeholders_and_visual_tokens_must_be_equally_many(loaded, inputs):
         loaded[0](**{**inputs, "input_ids": broken}, **PLAIN)
 
 
+def test_pictures_beside_a_prompt_that_has_no_place_for_them_are_not_left_out_in_silence(loaded, inputs):
+    pipe, _ = loaded
+    with pytest.raises(SettingError, match=r"pixel_values_videos without input_ids.*pipe\(\*\*processor\("):
+        pipe("list all things", pixel_values_videos=inputs["pixel_values_videos"])
+
+
 @pytest.mark.parametrize("count", (1, 2))
 def test_pictures_are_taken_as_the_processor_gives_them(loaded, asked, count):
     """One comes in tiles, several do not."""
