@@ -17,7 +17,8 @@ from mmaccel.errors import SettingError, shown
 from mmaccel.patching import hook
 
 from ..decoding.cross_cache import CrossCache
-from .adapter import AUTO, Encoded, Passes, Word, WrittenAdapter
+from .adapter import Encoded, Passes, Word, WrittenAdapter
+from .languages import AUTO
 from .rows import CHAT, TranscriptionPrompt
 from .spelled import spread
 from .timed import on_model

@@ -12,7 +12,8 @@ from mmaccel.adapter import register_adapter
 from mmaccel.errors import unknown_name
 
 from ..decoding.transducer_greedy import TransducerGreedy
-from .adapter import AUTO, Encoded
+from .adapter import Encoded
+from .languages import AUTO
 from .nemotron import NemotronStream
 from .rows import STREAMING_TRANSDUCERS, TRANSDUCERS
 from .timed import StreamedAdapter, TimedToken, WholeAdapter, timed
