@@ -41,6 +41,17 @@ TWO_CITIES = (
     " darkness"
 )
 
+# "This morning we all went to the beach together", and what they did there and later
+TAMIL = (
+    "இன்று காலை நாங்கள் எல்லோரும் ஒன்றாகச் சேர்ந்து கடற்கரைக்குச் சென்றோம், அங்கே நீண்ட நேரம் நடந்துவிட்டு பின்னர்"
+    " வீட்டிற்குத் திரும்பி வந்தோம். மாலையில் நண்பர்கள் சிலர் எங்களைப் பார்க்க வந்தார்கள், நாங்கள் அவர்களுடன்"
+    " பேசிக்கொண்டிருந்தோம்."
+)
+THAI = (
+    "วันนี้ตอนเช้าพวกเราไปเดินเล่นที่ชายหาดด้วยกัน แล้วก็กลับมาบ้านเพื่อทำอาหารกลางวันกินกัน"
+    " หลังจากนั้นเพื่อนของเราก็มาเยี่ยมและเราก็นั่งคุยกันจนถึงตอนเย็นก่อนที่พวกเขาจะกลับบ้านไป"
+)
+
 
 @pytest.fixture(params=MODELS)
 def tiny(request):
@@ -392,7 +403,8 @@ def test_what_repeats_itself_is_heard_again_in_full_also_where_it_ends(monkeypat
 def test_compression_ratios():
     assert loops.compression_ratio("") == 0.0
     assert loops.compression_ratio("w" * 1_000) > 50 and loops.repeats("Try again. " * 20)
-    assert not any(map(loops.repeats, (BECKETT, TWO_CITIES, "no, no, no, no", "\u4f60\u597d" * 5)))
+    assert not any(map(loops.repeats, (BECKETT, TWO_CITIES, "no, no, no, no", "\u4f60\u597d" * 5, TAMIL, THAI)))
+    assert all(map(loops.repeats, (TAMIL[:15] * 8, THAI[:15] * 8, "\u4f60\u597d" * 40)))
 
 
 @pytest.mark.parametrize("frames", (-1, 2.5, True, "200"))
