@@ -21,7 +21,7 @@ from mmaccel.speech.families import weights
 from mmaccel.speech.families.adapter import Encoded, encode_together
 from mmaccel.speech.families.finding import adapter_class, served_classes
 from mmaccel.speech.families.rows import REFUSED
-from mmaccel.speech.families.spelled import spread
+from mmaccel.speech.families.spelled import spread, words_of
 from mmaccel.speech.families.timed import TimedToken, as_states
 from mmaccel.speech.families.transducer import each_told
 from mmaccel.speech.policies.append_only import AppendOnly
@@ -277,6 +277,12 @@ def test_three_samples_for_each_two():
     torch.testing.assert_close(torch.cat([stream.push(piece) for piece in low.split(333)]), whole, atol=1e-6, rtol=0)
     high = torch.sin(torch.arange(len(whole)) / 24_000 * 2 * torch.pi * 1000)
     assert float((whole - high)[200:].abs().max()) < 1e-3
+
+
+def test_a_word_ends_with_its_vowel_sign_and_without_its_comma():
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=list)
+    (word,) = words_of("".join, tokenizer, ["मे", "र", "ी", ","], [0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0])
+    assert (word.text, word.start, word.end) == ("मेरी,", 0.0, 3.0)
 
 
 def test_words_without_times_are_spread():
