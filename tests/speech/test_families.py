@@ -227,6 +227,10 @@ def test_instructions_of_a_language_model():
     told = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="de", prompt="Ada, Grace")
     told.adapter.prompt()
     assert asked[-1] == {"language": "de", "prompt": "Ada, Grace"}
+    processor.apply_transcription_request = lambda audio, **told: asked.append(told) or request(audio, **told)
+    for language, spelling in (("German", "German"), ("pt-BR", "pt"), ("<|de|>", "de")):
+        StreamingRecognizer(model, processor, endpoint=ENDPOINT, language=language)
+        assert asked[-1] == {"language": spelling}, "as it was told where the processor knows that, else its code"
     processor.apply_transcription_request = request
     with pytest.raises(SettingError, match="language='xx', prompt='': "):
         StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="xx")
@@ -264,6 +268,9 @@ def test_languages_of_a_transducer():
     ]
     assert torch.equal(said[0].hidden_states, said[1].hidden_states)
     assert not torch.equal(said[0].hidden_states, said[2].hidden_states)
+    processor.prompt_dictionary |= {"zh-CN": 0, "zh-TW": 0, "pt-BR": 1, "pt": 1}
+    for language, spelling in (("de-AT", "de"), ("German", "de"), ("zh", "zh-CN"), ("zh-TW", "zh-TW"), ("PT", "pt")):
+        assert base.told(language).adapter.language == spelling
     with pytest.raises(UnknownNameError, match="language 'xx'"):
         StreamingRecognizer(model, processor, language="xx")
 
