@@ -71,7 +71,7 @@ class ChatAdapter(WrittenAdapter):
         return None
 
     def language_of(self, encoded: Encoded) -> str:
-        return str(self._told.get("language", ""))
+        return language_code(self._told.get("language", ""))
 
     def encode(self, samples: torch.Tensor) -> Encoded:
         seconds = self._check_samples(samples)

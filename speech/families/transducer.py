@@ -84,7 +84,7 @@ class StreamingTransducerAdapter(StreamedAdapter):
             self.language = "" if language == AUTO else _spelled(language, known)
 
     def language_of(self, encoded: Encoded) -> str:
-        return self.language
+        return language_code(self.language)
 
     def begin(self) -> NemotronStream:
         known = getattr(self._processor(), "prompt_dictionary", None)

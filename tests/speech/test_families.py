@@ -229,8 +229,9 @@ def test_instructions_of_a_language_model():
     assert asked[-1] == {"language": "de", "prompt": "Ada, Grace"}
     processor.apply_transcription_request = lambda audio, **told: asked.append(told) or request(audio, **told)
     for language, spelling in (("German", "German"), ("pt-BR", "pt"), ("<|de|>", "de")):
-        StreamingRecognizer(model, processor, endpoint=ENDPOINT, language=language)
+        found = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language=language)
         assert asked[-1] == {"language": spelling}, "as it was told where the processor knows that, else its code"
+        assert found.adapter.language_of(None) == spelling.replace("German", "de")
     processor.apply_transcription_request = request
     with pytest.raises(SettingError, match="language='xx', prompt='': "):
         StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="xx")
