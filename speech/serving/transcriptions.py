@@ -19,6 +19,7 @@ from mmaccel.serve.sockets import Connection
 
 from ..audio.endpoint import RATE
 from ..audio.uploaded_audio import read_recording
+from ..decoding.loops import compression_ratio
 from ..families.languages import AUTO, language_code
 from ..stream.events import Event, Final
 from ..stream.recognizer import StreamingRecognizer
@@ -31,6 +32,8 @@ from .session_settings import PROMPT
 HOLDS = ("json", "text", "srt", "vtt", "verbose_json")
 TEXTS = {"response_format": "json", "language": "", "prompt": "", "stream": "false"}  # fields, and what they are else
 GRANULARITIES = ("segment", "word")
+# What OpenAI's segments have too: clients compare some of these with bounds, which let these values pass.
+UNMEASURED = {"avg_logprob": 0.0, "no_speech_prob": 0.0, "temperature": 0.0, "seek": 0}
 
 
 @dataclass(kw_only=True)
@@ -184,8 +187,15 @@ def _language(made: Transcript, recognizer: StreamingRecognizer) -> str:
 
 
 def _segment(number: int, segment: Final) -> dict[str, Any]:
-    tokens = list(segment.tokens)
-    return {"id": number, "start": segment.start, "end": segment.end, "text": segment.text, "tokens": tokens}
+    return {
+        "id": number,
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "compression_ratio": compression_ratio(segment.text),
+        **UNMEASURED,
+    }
 
 
 ENDPOINT = TranscriptionEndpoint

@@ -51,6 +51,9 @@ def test_words_have_their_times(ask, recording, made):
     )
     assert [(w.word, w.start, w.end) for w in told.words] == [(w.text.strip(), w.start, w.end) for w in made.words]
     assert [part.text for part in told.segments] == [part.text for part in made.segments]
+    for part in told.segments:  # by bounds of OpenAI's Whisper
+        assert part.avg_logprob > -1.0 and part.no_speech_prob < 0.6 and 0 < part.compression_ratio < 2.4
+        assert part.temperature == part.seek == 0
     assert told.duration == pytest.approx(9.98, abs=0.2)
     few = ask.create(model="moonshine-tiny", file=recording, response_format="verbose_json", language="en-US")
     assert few.words is None
