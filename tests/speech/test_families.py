@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models
 from transformers.models.auto import modeling_auto
 
+from mmaccel.adapter import adapters
 from mmaccel.demos.families.speech_models import RATE, build, rows, sound
 from mmaccel.demos.families.speech_table import ENDPOINT, TARGET, count_equal, recording, streamed, tried
 from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
@@ -18,8 +19,8 @@ from mmaccel.speech.audio.growing_audio import GrowingAudio
 from mmaccel.speech.audio.upsampled import Upsampler
 from mmaccel.speech.decoding.transducer_greedy import TransducerGreedy
 from mmaccel.speech.families import weights
-from mmaccel.speech.families.adapter import Encoded, encode_together
-from mmaccel.speech.families.finding import adapter_class, served_classes
+from mmaccel.speech.families.adapter import Encoded, SpeechAdapter, encode_together
+from mmaccel.speech.families.finding import adapter_class
 from mmaccel.speech.families.rows import REFUSED
 from mmaccel.speech.families.spelled import spread, words_of
 from mmaccel.speech.families.timed import TimedToken, as_states
@@ -48,7 +49,8 @@ def recognizer(name, **settings):
 
 
 def test_the_classes_of_the_table_are_those_of_the_adapters():
-    assert set(TABLE) == set(rows()) == set(served_classes()) and not set(TABLE) & set(REFUSED)
+    served = {name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes}
+    assert set(TABLE) == set(rows()) == served and not set(TABLE) & set(REFUSED)
     assert all(hasattr(transformers, name) for name in (*TABLE, *REFUSED))
     assert count_equal(TABLE) == len(TABLE) >= 29
     assert all(row["words"] > 1 and row["partials"] > 1 for row in TABLE.values())
@@ -61,6 +63,20 @@ def test_each_recogniser_of_transformers_is_served_or_says_why_not():
     for name in ("CanaryForConditionalGeneration", "DiaForConditionalGeneration"):
         with pytest.raises(UnsupportedTargetError, match=f"no recogniser for {name}; {REFUSED[name]}.*speech.load"):
             adapter_class(getattr(transformers, name))
+
+
+def test_what_leads_to_a_model_is_no_model_and_the_error_says_the_way():
+    model, processor = build("HubertForCTC")
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    for given, message in (
+        (wrapped, "PeftModel; give the model inside, model.get_base_model"),
+        (torch.compile(model, backend="eager"), "OptimizedModule; compile it in place, with model.compile"),
+        (SimpleNamespace(model=model), "SimpleNamespace; give its .model"),
+        ((model, processor), "tuple; give the model alone"),
+    ):
+        with pytest.raises(UnsupportedTargetError, match=f"no recogniser for {message}") as error:
+            StreamingRecognizer(given, processor)
+        assert len(str(error.value)) < 150, "nobody reads a list of all classes"
 
 
 @pytest.mark.parametrize("name", RUN)
