@@ -70,6 +70,11 @@ def adapter_of(model: Any, processor: Any) -> SpeechAdapter:
             "no processor: pass the model's own, as in"
             " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
         )
+    if getattr(adapter.processor, "decoder", None) is not None:
+        raise SettingError(
+            "streams do not ask this processor's language model: pass"
+            " Wav2Vec2Processor(processor.feature_extractor, processor.tokenizer)"
+        )
     return adapter
 
 

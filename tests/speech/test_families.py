@@ -79,6 +79,14 @@ def test_what_leads_to_a_model_is_no_model_and_the_error_says_the_way():
         assert len(str(error.value)) < 150, "nobody reads a list of all classes"
 
 
+def test_a_language_model_beside_the_recogniser_is_not_left_out_in_silence():
+    """A `Wav2Vec2ProcessorWithLM` has one as its `decoder`; as a recogniser hears without it, that is to be said."""
+    model, processor = build("HubertForCTC")
+    with_one = SimpleNamespace(**vars(processor), decoder="a beam search with an n-gram model")
+    with pytest.raises(SettingError, match=r"pass Wav2Vec2Processor\(processor.feature_extractor, processor.token"):
+        StreamingRecognizer(model, with_one)
+
+
 @pytest.mark.parametrize("name", RUN)
 def test_what_the_table_says_is_so(name):
     assert tried(name) == TABLE[name]
