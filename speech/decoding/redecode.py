@@ -78,7 +78,7 @@ def decode(
     cache
         Cross-attention keys and values of earlier calls, for encoders that only append; brought up to date.
     max_new_tokens
-        Default the adapter's limit for so much speech.
+        Default the adapter's limit for so much speech. Never more than the decoder has positions for.
     gathering
         Where passes meet those of other threads; default None, alone. In one pass they are equal up to rounding.
 
@@ -88,6 +88,7 @@ def decode(
     >>> second = decode(adapter, adapter.encode(samples), adapter.prompt(), first.tokens)  # doctest: +SKIP
     """
     limit = adapter.limit(encoded.seconds) if max_new_tokens is None else max_new_tokens
+    limit = min(limit, adapter.room(prompt))
     guess = RealignedDraft(_until_end(draft, adapter.end_tokens))
     text, stats = _Text(adapter, encoded, prompt, cache, limit, gathering), Stats()
     draft_and_verify(guess, text, text, FixedWidth(sys.maxsize), stats)

@@ -11,7 +11,8 @@ from mmaccel.adapter import register_adapter
 from mmaccel.errors import unknown_name
 
 from ..decoding.transducer_greedy import TransducerGreedy
-from .adapter import AUTO, Encoded
+from .adapter import Encoded
+from .languages import AUTO, language_code
 from .nemotron import NemotronStream
 from .rows import STREAMING_TRANSDUCERS, TRANSDUCERS
 from .timed import StreamedAdapter, TimedToken, WholeAdapter, timed
@@ -75,13 +76,11 @@ class StreamingTransducerAdapter(StreamedAdapter):
             super().instruct(language, task, prompt)
             return
         super().instruct(None, task, prompt)
-        if language and language != AUTO and language not in known:
-            raise unknown_name("language", language, known)
         if language:
-            self.language = "" if language == AUTO else language
+            self.language = "" if language == AUTO else _spelled(language, known)
 
     def language_of(self, encoded: Encoded) -> str:
-        return self.language
+        return language_code(self.language)
 
     def begin(self) -> NemotronStream:
         known = getattr(self._processor(), "prompt_dictionary", None)
@@ -90,3 +89,12 @@ class StreamingTransducerAdapter(StreamedAdapter):
 
     def _prompt_id(self, known: Mapping[str, int]) -> int:
         return int(known[self.language] if self.language else self.target.config.default_prompt_id)
+
+
+def _spelled(language: str, known: Mapping[str, int]) -> str:
+    """A language as a processor spells it: the given name, its code, or the first of its regions."""
+    code = language_code(language)
+    for name in (language, code, *(name for name in known if name.startswith(f"{code}-"))):
+        if name in known:
+            return name
+    raise unknown_name("language", language, known)
