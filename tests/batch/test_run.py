@@ -102,6 +102,23 @@ def test_other_settings_items_and_files_are_refused(tmp_path):
         made(tmp_path, items("a"), {"kind": "toy"})
 
 
+def test_another_format_is_refused_and_what_is_finished_stays(tmp_path):
+    made(tmp_path, items("a", "b"))
+    before = {path: path.read_bytes() for path in (tmp_path / ".mmaccel").glob("*.json*")}
+    for _ in range(2):
+        with (
+            pytest.raises(SettingError, match=r"another run \(ending was '\.txt' and is '\.md'\)"),
+            OutputFolder(tmp_path, {}, ".md"),
+        ):
+            pass
+    assert {path: path.read_bytes() for path in before} == before and len(before) == 2
+    assert made(tmp_path, items("a", "b"))[0].before == 2
+    for name in ("00.txt", "01.txt"):
+        (tmp_path / name).unlink()
+    with OutputFolder(tmp_path, {}, ".md") as folder:
+        assert not folder.records, "outputs that are gone bind nobody"
+
+
 def test_an_option_of_several_lines_is_the_same_the_next_time(tmp_path):
     asked = {"question": "what moves?\n\twhere to?\u200f"}
     made(tmp_path, items("a"), asked)
