@@ -124,10 +124,16 @@ class OutputFolder:
             raise SettingError(
                 f"{output} is there already, and this run did not make it: move it, or choose another -o"
             )
-        if record is not None and record.get("digest") != item.digest():
+        if record is None:
+            return False
+        known = record.get("contents", {})
+        contents = item.contents(known)
+        if record.get("digest") != item.digest(contents):
             why = "from another item with this key, or from a file that has changed since"
             raise SettingError(f"{output} was made {why}: delete it, or choose another -o")
-        return record is not None
+        if contents != known:  # a file that was touched, or a record of an earlier version: not read the next time
+            self._append({**record, "contents": contents})
+        return True
 
     def temporary(self, number: int) -> Path:
         """Where the output of a task is written before it is committed."""
@@ -139,6 +145,7 @@ class OutputFolder:
         record = {
             "key": item.key,
             "digest": made.digest,
+            "contents": made.contents,
             "seconds": made.seconds,
             "plain_seconds": made.plain_seconds,
             "report": made.report,
@@ -147,11 +154,14 @@ class OutputFolder:
         output.parent.mkdir(parents=True, exist_ok=True)
         with made.task.temporary.open("rb+") as written:  # a record never outlives what it tells of
             os.fsync(written.fileno())
-        self._appended.write(_written(record).encode())
-        self._appended.flush()
+        self._append(record)
         os.fsync(self._appended.fileno())
         made.task.temporary.replace(output)
         self.records[item.key] = record
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self._appended.write(_written(record).encode())
+        self._appended.flush()
 
     def write_failures(self, failures: dict[str, str]) -> Path:
         """Write down which items failed in this run, and why; returns the file."""

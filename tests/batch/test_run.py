@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from toy_batch import EchoCommand
 
+from mmaccel.batch import items as items_module
 from mmaccel.batch import run
 from mmaccel.batch.folder import OutputFolder
 from mmaccel.batch.items import Item, read_items
@@ -135,6 +137,45 @@ def test_a_file_that_changes_while_its_output_is_made_is_noticed(tmp_path, monke
     made(tmp_path / "out", found)
     with pytest.raises(SettingError, match="a file that has changed since"):
         made(tmp_path / "out", found)
+
+
+def test_going_on_reads_no_file_again_that_is_as_it_was(tmp_path, monkeypatch):
+    file = tmp_path / "a"
+    file.write_text("x")
+    os.utime(file, ns=(1, 1))
+    monkeypatch.setattr(items_module, "SETTLED", -(10**12))  # as if it had been written long ago
+    found, read = [Item("00", {"text": str(file)}, files=("text",))], []
+    hashed = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *given: read.append(given) or hashed(*given))
+    made(tmp_path / "out", found)
+    assert len(read) == 1 and made(tmp_path / "out", found)[0].before == 1 and len(read) == 1
+
+    def reads_once():
+        before = len(read)
+        assert [made(tmp_path / "out", found)[0].before for _ in range(2)] == [1, 1]
+        return len(read) == before + 1
+
+    os.utime(file, ns=(2, 2))
+    assert reads_once(), "it was touched, and holds the same"
+    (record,) = records(tmp_path / "out")
+    del record["contents"]
+    (tmp_path / "out/.mmaccel/records.jsonl").write_text(json.dumps(record) + "\n")
+    assert reads_once(), "records of earlier versions say nothing of files"
+    time.sleep(0.02)  # until the clock of the file system ticks
+    file.write_text("y")
+    os.utime(file, ns=(2, 2))  # as copies have that keep times
+    with pytest.raises(SettingError, match="a file that has changed since"):
+        made(tmp_path / "out", found)
+
+
+def test_a_file_of_moments_ago_is_read_again(tmp_path):
+    file = tmp_path / "a"
+    file.write_text("x")
+    item = Item("00", {"text": str(file)}, files=("text",))
+    known = item.contents()
+    assert known["text"]["state"] is None, "another change within the same tick would show nowhere"
+    file.write_text("y")
+    assert item.contents(known) != known
 
 
 def test_a_run_that_made_nothing_binds_nobody(tmp_path):
