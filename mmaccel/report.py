@@ -106,6 +106,8 @@ class Report:
         """At most 8 lines of figures, and below them every warning."""
         return "\n".join([*self._figures(), *(f"  warning     {text}" for text in self._told())])
 
+    __repr__ = __str__  # what a notebook shows
+
     def _told(self) -> list[str]:
         if self.wall_seconds and not self.engaged and not self.warnings:
             return ["the method did not engage: the run was a plain one"]

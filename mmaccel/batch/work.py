@@ -58,8 +58,8 @@ class Made:
         For the item, and for it without methods, where that was measured.
     report
         Figures of the session's run; none of a target without methods.
-    digest
-        Of the item, as it was when its output was made.
+    digest, contents
+        Of the item, and of its files, as they were when its output was made.
     """
 
     task: Task
@@ -69,6 +69,7 @@ class Made:
     plain_seconds: float | None = None
     report: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
+    contents: dict[str, Any] = field(default_factory=dict)
 
 
 def arguments_of(item: Item, batching: Batching, usual: argparse.Namespace) -> argparse.Namespace:
@@ -124,10 +125,10 @@ class Work:
             return Made(task, error=_line(error), full=getattr(error, "errno", None) in FULL)
 
     def _make(self, task: Task) -> Made:
-        arguments, digest = arguments_of(task.item, self.batching, self.usual), task.item.digest()
+        arguments, contents = arguments_of(task.item, self.batching, self.usual), task.item.contents()
         began = time.perf_counter()
         self.batching.make(self.opened, self.target, arguments, task.temporary)
-        made = Made(task, seconds=time.perf_counter() - began, digest=digest)
+        made = Made(task, seconds=time.perf_counter() - began, digest=task.item.digest(contents), contents=contents)
         if isinstance(self.target, Session):
             made.report = {name: getattr(self.target.report, name) for name in KEPT}
             try:

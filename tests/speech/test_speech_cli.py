@@ -86,7 +86,7 @@ def test_a_server_s_streams_share_passes(model, monkeypatch, batch, is_batched):
         asked.append(endpoint.opened.gathering is not None)
 
     monkeypatch.setattr("mmaccel.serve.run.serve", serve)
-    assert cli.main(["serve", "speech", "--endpoint", "energy", "--batch", batch]) == 0
+    assert cli.main(["serve", "speech", "--port", "0", "--endpoint", "energy", "--batch", batch]) == 0
     assert asked == [is_batched]
 
 
