@@ -41,8 +41,9 @@ class BlockDecoder(Follower):
         Of the methods, where there are such.
     """
 
-    def __init__(self, session: Session, adapter: BlockPipelineAdapter, methods: Sequence[CanvasMethod]) -> None:
+    def __init__(self, session: Session, methods: Sequence[CanvasMethod]) -> None:
         super().__init__(session, methods)
+        adapter: BlockPipelineAdapter = session.adapter
         self.adapter, self.exact = adapter, session.report.exact
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]

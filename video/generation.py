@@ -21,7 +21,6 @@ from mmaccel.session import Session
 from mmaccel.zoo.weights import check_name, load_pipeline
 
 from .families.adapter import DiffusionTransformerAdapter, has_masks
-from .steps import warn
 
 SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save the `audio` it returns"
 OURS = ("generator", "output_type")  # arguments of every call
@@ -214,7 +213,7 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
             raise
         raise SettingError(f"the pipeline refuses this: {error}") from error
     if isinstance(target, Session) and getattr(output, "audio", None) is not None:
-        warn(target.report, SILENT)
+        target.report.warn(SILENT)
     seconds = time.perf_counter() - began
     field = next((name for name in ("frames", "video", "images") if hasattr(output, name)), None)
     if field is None:

@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mmaccel.cli.arguments import number, positive
+from mmaccel.cli.arguments import number
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import check_picture, told
 from mmaccel.errors import SettingError
 from mmaccel.files.output import replacing
 
-from .arguments import add_answer, frames_of
+from .arguments import add_answer, add_fps, frames_of
 from .batching import VlmBatching
 
 
@@ -37,7 +37,7 @@ class VlmCommand(Command):
         parser.add_argument("--compare", action="store_true", help="also answer plainly, and measure the speed-up")
         parser.add_argument("--picture", type=Path, help="also draw which patches were kept, over the frames")
         add_answer(parser)
-        parser.add_argument("--fps", type=positive, help="frames per second to look at, instead of --frames")
+        add_fps(parser)
         watch = "decode while the model reads, without frames that show nothing new (LLaVA-OneVision, LLaVA-NeXT-Video)"
         parser.add_argument("--watch", action="store_true", help=watch)
         levels = "levels of 255 by which some part of a frame must differ to be new (default 24); with --watch"

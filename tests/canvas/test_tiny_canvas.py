@@ -13,10 +13,10 @@ import mmaccel
 from mmaccel import canvas, zoo
 from mmaccel.canvas.generation import inputs_of, load
 from mmaccel.cli import main as cli
-from mmaccel.demos.training import listed_world
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files.pictures import read_picture
 from mmaccel.zoo.tiny_onevision import sprites_of
+from mmaccel.zoo.worlds import listed_world
 
 PLAIN = {"threshold": 2}
 
@@ -97,6 +97,12 @@ def test_placeholders_and_visual_tokens_must_be_equally_many(loaded, inputs):
     broken[:, 2] = 5 if int(broken[0, 2]) != 5 else 6
     with pytest.raises(SettingError, match="placeholders for"):
         loaded[0](**{**inputs, "input_ids": broken}, **PLAIN)
+
+
+def test_pictures_beside_a_prompt_that_has_no_place_for_them_are_not_left_out_in_silence(loaded, inputs):
+    pipe, _ = loaded
+    with pytest.raises(SettingError, match=r"pixel_values_videos without input_ids.*pipe\(\*\*processor\("):
+        pipe("list all things", pixel_values_videos=inputs["pixel_values_videos"])
 
 
 @pytest.mark.parametrize("count", (1, 2))
