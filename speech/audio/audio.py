@@ -256,6 +256,10 @@ def joined(decoded: Iterable[tuple[np.ndarray, int]], path: str | PathLike[str])
 
 
 def _file(path: str | PathLike[str]) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise AudioError(
+            f"{type(path).__name__} is no path: speech.transcribe_samples(samples, recognizer) takes samples"
+        )
     file = Path(path)
     if file.is_dir():
         raise AudioError(f"{file} is a folder: pass one of the files in it")
