@@ -31,6 +31,9 @@ After = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
 
 _numbers = itertools.count()
+# What intercept_attention routes through, by its name in transformers' table. Weak, since a model that is dropped
+# together with its session would live on in what is global; parts that outlive it run plainly.
+_routed: weakref.WeakValueDictionary[str, functools.partial[Any]] = weakref.WeakValueDictionary()
 
 
 def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -76,7 +79,10 @@ class Wrapped:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo.get(id(self.owner))
-        return self if copied is None else getattr(type(copied), self.name).__get__(copied)
+        if copied is None:
+            return self
+        own: Any = inspect.getattr_static(type(copied), self.name)  # which may be a static method
+        return own.__get__(copied, type(copied))
 
     def __reduce__(self) -> Any:
         return getattr, (self.owner, self.name)  # so that what is pickled is plain, too
@@ -251,8 +257,8 @@ def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], at
             names[asked] = name = f"mmaccel_{next(_numbers)}"
             routed = functools.partial(attend, private.attention_function(asked, module))
             plain = private.attention_name(private.plain_config(config))
-            # Weak, since the table is global: a model that is dropped together with its session would live on in it.
-            private.register_attention(name, functools.partial(_unless_switched, plain, weakref.ref(routed)))
+            private.register_attention(name, functools.partial(_unless_switched, plain, name))
+            _routed[name] = routed
             stack.callback(_unregister, name, routed)
         override(stack, module, "config", private.with_attention(config, names[asked]))
 
@@ -262,13 +268,17 @@ def _unregister(name: str, routed: Callable[..., Any]) -> None:
     private.unregister_attention(name)
 
 
-def _unless_switched(
-    plain: str | None, routed: weakref.ref[Callable[..., Any]], module: Any, *given: Any, **more: Any
-) -> Any:
-    """Attention by `routed`, while that lives, or by what the model was set to since its own was `plain`."""
-    name, attend = private.attention_name(config := private.plain_config(module.config)), routed()
-    if name == plain and attend is not None:
-        return attend(module, *given, **more)
+def attending(module: Any) -> Callable[..., Any] | None:
+    """What :func:`intercept_attention` routes the attention of a module through now; None for its own."""
+    routed = _routed.get(private.attention_name(module.config) or "")
+    return None if routed is None else routed.func
+
+
+def _unless_switched(plain: str | None, own: str, module: Any, *given: Any, **more: Any) -> Any:
+    """Attention by what is routed by its `own` name, or by what the model was set to since its own was `plain`."""
+    name, routed = private.attention_name(config := private.plain_config(module.config)), _routed.get(own)
+    if name == plain and routed is not None:
+        return routed(module, *given, **more)
     with ExitStack() as stack:
         override(stack, module, "config", config)  # whose name flash attention goes by
         return private.attention_function(name, module)(module, *given, **more)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cli.arguments import Parser
 from ..errors import MmaccelError, SettingError
+from ..report import SUMMED
 from ..session import Session
 from .batching import Batching
 from .items import Item
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 # No item is at fault for these: the place that outputs are written to is full, or may not be written to.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
-SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "visual_tokens", "plain_visual_tokens", "tokens")
 KEPT = (*SUMMED, "methods", "exact", "wall_seconds", "peak_extra_bytes", "engaged", "warnings")
 
 

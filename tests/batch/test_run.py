@@ -1,6 +1,5 @@
 """Many items in one process: what is finished stays, failures are told, and nothing is made twice."""
 
-import argparse
 import errno
 import hashlib
 import json
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_batch import EchoCommand
+from toy_batch import EchoCommand, usual
 
 from mmaccel.batch import items as items_module
 from mmaccel.batch import run
@@ -21,10 +20,6 @@ from mmaccel.batch.items import Item, read_items
 from mmaccel.errors import SettingError
 
 COMMAND = EchoCommand()
-
-
-def usual(**changed):
-    return argparse.Namespace(**{"times": 1, "model": "toy", "journal": "", "pause": 0, "device": "cpu", **changed})
 
 
 def items(*texts):
@@ -239,17 +234,16 @@ def test_an_output_inside_the_input_is_refused(tmp_path):
 
 
 KILLED = """
-import argparse, sys
+import sys
 from pathlib import Path
-from toy_batch import EchoCommand
+from toy_batch import EchoCommand, usual
 from mmaccel.batch import run
 from mmaccel.batch.folder import OutputFolder
 from mmaccel.batch.items import read_items
-command, usual = EchoCommand(), argparse.Namespace(times=1, journal=sys.argv[3], pause=0.02)
-usual.model = "toy"
+command, given = EchoCommand(), usual(journal=sys.argv[3], pause=0.02)
 items = read_items(Path(sys.argv[1]), command.batching)
 with OutputFolder(Path(sys.argv[2]), {}, ".txt") as folder:
-    run.run(items, folder, command, usual, run.here(command, usual))
+    run.run(items, folder, command, given, run.here(command, given))
 """
 
 

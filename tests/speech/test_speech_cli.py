@@ -293,6 +293,12 @@ def test_live_text_in_a_pipe():
     assert out.getvalue().endswith("fell better.\n= Fail better.\n")
 
 
+def test_live_text_corrects_a_word_that_differs_in_its_vowel_alone():
+    out = io.StringIO()
+    LiveText(out).show([Partial("मेरा", "", "मेरा"), Final("मेरी", (), 0.0, 1.0)])
+    assert out.getvalue() == "मेरा\n= मेरी\n"
+
+
 def test_live_text_is_there_at_once_and_a_pause_is_no_text(monkeypatch):
     out = io.StringIO()
     flushed = []
