@@ -59,7 +59,7 @@ class Commits(PipelineCallback):
         if pipeline.mask_token_id is not None:  # of rows that are finished nothing is committed
             new &= self.tokens[:, -moved.shape[1] :] != pipeline.mask_token_id
         block[new] = step_index + 1
-        return {}
+        return callback_kwargs
 
     def words(self, tokenizer: Any, row: int = 0) -> list[tuple[str, int]]:
         """The committed tokens of a row as text, each with its step, up to the end of the text.

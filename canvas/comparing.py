@@ -12,6 +12,7 @@ from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.session import Session
 
 from .method import MASKS, NOISE
+from .verifiers.guided_commit import GuidedCommit
 
 STEPS = {MASKS: 32, NOISE: 48}  # of the pipelines of each family, if the call says nothing
 AGREED = Metric("agreed", "same texts", "share of texts that equal those of the plain pipeline, word for word", ".0%")
@@ -34,8 +35,10 @@ class CanvasTrial(BaseTrial):
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> torch.Tensor:
         call = dict(self.inputs)
-        if not isinstance(target, Session):
-            call.pop("guide_model", None)  # which is canvas.GuidedCommit's
+        call.pop("return_dict", None)
+        methods = target.plan.methods if isinstance(target, Session) else []
+        if not any(isinstance(method, GuidedCommit) for method in methods):
+            call.pop("guide_model", None)
         if fewer is not None:
             call["num_inference_steps"] = fewer
         with seeded(seed):

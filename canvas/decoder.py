@@ -41,8 +41,9 @@ class BlockDecoder(Follower):
         Of the methods, where there are such.
     """
 
-    def __init__(self, session: Session, adapter: BlockPipelineAdapter, methods: Sequence[CanvasMethod]) -> None:
+    def __init__(self, session: Session, methods: Sequence[CanvasMethod]) -> None:
         super().__init__(session, methods)
+        adapter: BlockPipelineAdapter = session.adapter
         self.adapter, self.exact = adapter, session.report.exact
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
@@ -68,6 +69,8 @@ class BlockDecoder(Follower):
         self.length, self.learned = length, dict[str, Any]()
         self.most_learned = 0  # bytes
         self.computed, self.passes, self.changed = 0.0, 0, 0
+        self.added = 0  # steps in which the rule committed more than the pipeline
+        self.threshold: float | None = None  # by which the pipeline committed beside the rule
         self.plain_steps = self.block_steps = 0.0  # that the pipeline would have made, in all and for this block
         self.followed = True  # whether the number of plain passes is known
         self.call: tuple[Callable[..., Any], torch.Tensor, dict[str, Any]] | None = None
@@ -119,6 +122,11 @@ class BlockDecoder(Follower):
         if self.verifier is not None:
             report.details["canvases"] = self.verifier.canvases
             report.warnings += self.verifier.warnings
+        if self.rule is not None and self.threshold is not None and self.threshold < 1 and not self.added:
+            report.warnings.append(
+                f"the call's threshold={self.threshold:g} commits all that {type(self.rule).__name__} would: pass"
+                " threshold=2, so that it decides alone"
+            )
         if not report.engaged and not report.warnings:
             report.warnings.append("no step was changed: each block took the pipeline's own steps")
 
@@ -223,13 +231,14 @@ class BlockDecoder(Follower):
         self.most_learned = max(self.most_learned, count_bytes(memory))
         added = chosen & ~out.transfer_index
         own = int(self._unfinished(out.transfer_index).sum(1).amax())
+        self.added += bool(added.any())
         self.changed += bool(added.any())
         out.prev_sample = torch.where(chosen, out.sampled_tokens, out.prev_sample)  # the rule may have drawn others
         out.transfer_index = out.transfer_index | added
         counted = self._unfinished(out.transfer_index) & self.ends.within(out.prev_sample, kwargs.get("prompt_mask"))
         most = int(counted.sum(1).amax())
-        threshold = kwargs.get("threshold")
-        self.followed &= threshold is None or threshold >= 1
+        self.threshold = kwargs.get("threshold")
+        self.followed &= self.threshold is None or self.threshold >= 1
         self._take(min(max(most / max(own, 1), 1), self._steps - self.block_steps))
         return out
 

@@ -51,10 +51,6 @@ class LateGuidance(CanvasMethod):
     def __post_init__(self) -> None:
         self._require(is_number(self.share, 0, 1), "share", "between 0 and 1")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.share == 0
-
     def waits(self, step: int, steps: int) -> bool:
         """Whether this step, counted from 0, is not guided yet."""
         return step < round(self.share * steps)

@@ -100,7 +100,7 @@ class CanvasMethod(Method[Session]):
     @property
     def is_neutral(self) -> bool:
         """Whether these settings change nothing."""
-        return False
+        return bool(self.neutral) and all(getattr(self, name) == value for name, value in self.neutral.items())
 
     def keeper(self, grows: bool, mask: Callable[[], int | None]) -> KeptPrefix | KeptWindow | None:
         """What keeps keys and values for it; None where it is no cache.

@@ -39,6 +39,7 @@ class PictureTrial(BaseTrial):
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
         call = {**self.inputs, "output_type": "pil"}
+        call.pop("return_dict", None)
         if fewer is not None:
             call["num_inference_steps"] = fewer
         with seeded(seed) as generator:

@@ -10,7 +10,7 @@ import torch
 from mmaccel.session import Session
 from mmaccel.stepping.tensors import count_bytes
 
-from .families.following import Follower
+from .families.following import Follower, pipeline_call
 from .late_guidance import LateGuidance
 from .method import Block, CanvasMethod, CommitRule
 
@@ -25,8 +25,8 @@ class PictureDecoder(Follower):
     guidance
         Of the methods, where there is one.
     guided
-        Whether each pass holds two branches, the one without a prompt first; None until that is known of a call that
-        is not the session's.
+        Whether each pass holds two branches, the one without a prompt first; None until that is known where no call of
+        a pipeline says it.
     """
 
     part = "transformer"
@@ -39,8 +39,6 @@ class PictureDecoder(Follower):
     def _forget(self) -> None:
         self._begin()
         self.guided: bool | None = None
-        self.strength = 1.0  # share of the scheduler's steps that the call makes, its last ones
-        self.prepared = False  # by the session, whose call this is
 
     def _begin(self, steps: int = 0) -> None:
         """Forget the last run of the pipeline; the next has this many steps."""
@@ -51,15 +49,11 @@ class PictureDecoder(Follower):
         self.last: Any = None  # what the last step gave
 
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        if not self.prepared:
-            self.guided, self.strength = None, 1.0
-        self._begin(int(len(self.scheduler.timesteps) * self.strength))
+        found, call = original(*args, **kwargs), pipeline_call(self.scheduler)
+        given = call.f_locals if call else {}
+        self.guided = given["guidance_scale"] > 1 if "guidance_scale" in given else None
+        self._begin(int(len(self.scheduler.timesteps) * given.get("strength", 1.0)))  # a call may make the last alone
         return found
-
-    def prepare(self, guided: bool, strength: float) -> None:
-        """Before a call of the session, which is guided or not, and makes a share of the steps."""
-        self.guided, self.strength, self.prepared = guided, strength, True
 
     def _fill(self) -> None:
         report = self.session.report
@@ -79,7 +73,7 @@ class PictureDecoder(Follower):
         if late:
             rows[:half] = False
         logits = self.logits
-        if logits is None and not rows.any():  # a picture that was given whole, which the steps leave as it is
+        if logits is None and not rows.any():  # a picture that was given whole
             rows[:] = True
         if logits is None or rows.any():
             self.passes += 1
@@ -95,12 +89,10 @@ class PictureDecoder(Follower):
         masked = sample == self.scheduler.config.mask_token_id
         if self.logits is not None and self.guided is None:
             self.guided = len(self.logits) > len(sample)
-        if masked.any() or self.last is None:
-            if self.rule is None:
-                self.last = original(**kwargs)
-            else:
-                self.last = self._by_rule(self.rule, original, kwargs, masked)
-            self.last.prev_sample = torch.where(masked, self.last.prev_sample, sample)  # what is full stays so
+        if self.rule is None:
+            self.last = original(**kwargs)  # which masks a code of a picture that is full, whatever the logits
+        elif masked.any() or self.last is None:
+            self.last = self._by_rule(self.rule, original, kwargs, masked)
         self.step += 1
         return self.last if in_full else (self.last.prev_sample, self.last.pred_original_sample)
 

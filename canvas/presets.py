@@ -11,7 +11,11 @@ from .rules.halton_order import HaltonOrder
 
 MEASURED = {"model": "tiny-canvas", "cache": False, "beside": ""}
 DRAWN = {"model": "tiny-amused"}
-NOTE = "against one token a step; canvas.PrefixCache() beside it saves more, and is exact on block-causal models"
+NOTE = (
+    "against one token a step, and called with threshold=2: by its own threshold of 0.7 the pipeline is about as fast,"
+    " loses lists, and leaves a rule nothing to add; canvas.PrefixCache() beside it saves more, and is exact on"
+    " block-causal models"
+)
 
 PRESETS = {
     MASKS: {

@@ -27,15 +27,15 @@ class UniformDecoder(Follower):
         Of `FreeDave` where it is among the methods; else it computes each pass when it is asked for.
     """
 
-    def __init__(self, session: Session, pipe: Any, methods: Sequence[CanvasMethod]) -> None:
+    def __init__(self, session: Session, methods: Sequence[CanvasMethod]) -> None:
         super().__init__(session, methods)
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
-        self.lookahead = Lookahead(dave.drafts if dave else 1, pipe.scheduler, pipe.model.dtype)
+        self.lookahead = Lookahead(dave.drafts if dave else 1, self.scheduler, self.model.dtype)
         self._forget()
 
     def _forget(self) -> None:
         self.learned: dict[str, Any] = {}
-        self.spared = self.changed = 0
+        self.begun_canvases = self.spared = self.changed = 0
         self.most_learned = 0  # bytes
         self.full = False  # whether no step changes the canvas any more
         self.last: tuple[torch.Tensor, torch.Tensor] | None = None  # such a canvas, and its logits
@@ -47,7 +47,10 @@ class UniformDecoder(Follower):
 
     def _fill(self) -> None:
         report, ahead = self.session.report, self.lookahead
-        report.forwards, report.plain_forwards = ahead.passes, ahead.asked + self.spared
+        asked = ahead.asked + self.spared
+        # a pipeline that may leave a canvas before its last step would leave the one without the rule elsewhere
+        known = not self.changed or asked >= self.begun_canvases * self.scheduler.num_inference_steps
+        report.forwards, report.plain_forwards = ahead.passes, asked if known else 0
         report.engaged = bool(self.changed or self.spared or ahead.passes < ahead.asked)
         report.peak_extra_bytes = ahead.most_bytes + self.most_learned
         report.details |= {"passes": ahead.passes, "canvases": ahead.canvases}
@@ -60,6 +63,7 @@ class UniformDecoder(Follower):
             return original(*args, **kwargs)
         canvas = kwargs["decoder_input_ids"]
         if kwargs["self_conditioning_logits"] is None:  # a canvas begins
+            self.begun_canvases += 1
             self.full, self.last = False, None
         if self.last is not None and torch.equal(self.last[0], canvas):
             self.spared += 1

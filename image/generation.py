@@ -15,7 +15,8 @@ from mmaccel.errors import PromptError, UnsupportedTargetError
 from mmaccel.modality import get_modality
 from mmaccel.zoo.weights import check_name, load_pretrained, no_foreign_code
 
-from .painter import ImageSettings, Painted, Painter, language_model
+from .decoding.task import language_model
+from .painter import ImageSettings, Painted, Painter
 from .pipeline_painter import draws_codes, index_of, load_pipeline
 
 __all__ = [

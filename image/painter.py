@@ -19,6 +19,8 @@ from mmaccel.patching import hook
 from mmaccel.progress import looks
 from mmaccel.session import Session
 
+from .decoding.task import language_model
+
 
 @dataclass
 class ImageSettings:
@@ -161,8 +163,3 @@ def counted(model: Any, label: str | None, progress: Callable[..., Any] | None =
         with ExitStack() as stack:
             hook(stack, language_model(model), after=count)
             yield
-
-
-def language_model(model: Any) -> Any:
-    """The part of an image model that every pass goes through."""
-    return getattr(model.model, "language_model", None) or model.model.text_model

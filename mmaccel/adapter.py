@@ -105,7 +105,8 @@ def find_adapter(target: Any, modality: str = "") -> Adapter:
     if found:
         others = [adapter for adapter in found if adapter.modality == modality and modality in found[0].beside]
         return [*others, found[0]][0](target)
-    raise UnsupportedTargetError(f"no adapter for {type(target).__name__}: {_instead(target)}")
+    name = type(target).__name__
+    raise UnsupportedTargetError(f"no adapter for {name}: {instead_of(target) or similar_classes(name)}")
 
 
 def _fitting(target: Any) -> list[type[Adapter]]:
@@ -114,8 +115,8 @@ def _fitting(target: Any) -> list[type[Adapter]]:
     return [adapter for name in lineage for adapter in adapters() if name in adapter.classes]
 
 
-def _instead(target: Any) -> str:
-    """What to give in place of a target that has no adapter."""
+def instead_of(target: Any) -> str:
+    """What to give in place of a target that is no model but leads to one; empty of any other."""
     if isinstance(target, str):
         return "load the model first, and give that"
     if isinstance(target, tuple):
@@ -124,9 +125,12 @@ def _instead(target: Any) -> str:
         return "compile it in place, with model.compile(), and give the model itself"
     if hasattr(target, "get_base_model"):
         return "give the model inside, model.get_base_model()"
-    if _fitting(getattr(target, "model", None)):
-        return "give its .model"
+    return "give its .model" if _fitting(getattr(target, "model", None)) else ""
+
+
+def similar_classes(name: str) -> str:
+    """Which classes of a name like this one are supported, and where all others are."""
     known = [name for adapter in adapters() for name in adapter.classes]
-    near = difflib.get_close_matches(type(target).__name__, known, n=3, cutoff=0.75)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
     names = ", ".join([*near, "the classes on the page Model families of the documentation"])
     return f"supported are {names} (CONTRIBUTING.md says how to add one)"

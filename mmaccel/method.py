@@ -7,7 +7,6 @@ import functools
 import inspect
 import sys
 from contextlib import ExitStack
-from numbers import Integral
 from typing import Any, ClassVar, Generic, Self
 
 from typing_extensions import TypeVar
@@ -92,8 +91,6 @@ class Method(Checked, Generic[S]):
     lossless
         Whether the default settings keep the distribution of the target's output; :attr:`exact` says so for an
         instance.
-    savings
-        ``"real"`` where work is skipped, ``"simulated"`` where it is only masked.
     advice
         When it helps and what it costs, for the documentation.
     role
@@ -121,7 +118,6 @@ class Method(Checked, Generic[S]):
     paper: ClassVar[str] = ""
     advice: ClassVar[Advice] = Advice()
     lossless: ClassVar[bool] = False
-    savings: ClassVar[str] = "real"
     role: ClassVar[str] = ""
     excludes: ClassVar[frozenset[str]] = frozenset()
     families: ClassVar[frozenset[str] | None] = None
@@ -215,11 +211,6 @@ class Method(Checked, Generic[S]):
 def is_count(value: Any, low: int = 1, high: int | None = None) -> bool:
     """Whether `value` is an integer (no bool) between `low` and `high`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
-
-
-def is_whole(value: Any, low: int = 1) -> bool:
-    """As :func:`is_count`, also for the integers of other libraries, such as numpy's."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low
 
 
 def plain_number(value: Any) -> Any:

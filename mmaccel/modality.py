@@ -14,7 +14,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .errors import unknown_name
 
@@ -145,16 +145,6 @@ class Modality(ABC):
         return {}
 
 
-_registered: list[type[Modality]] = []
-T = TypeVar("T", bound=type[Modality])
-
-
-def register_modality(cls: T) -> T:
-    """Class decorator: register a modality without a package of its own, such as one in a test."""
-    _registered.append(cls)
-    return cls
-
-
 def modalities() -> tuple[Modality, ...]:
     """All modalities that are installed, in the order of pages.
 
@@ -163,8 +153,7 @@ def modalities() -> tuple[Modality, ...]:
     >>> [modality.name for modality in modalities()][:4]
     ['image', 'video', 'vlm', 'speech']
     """
-    classes = dict.fromkeys((*_installed(), *_registered))
-    return tuple(sorted((cls() for cls in classes), key=lambda modality: (modality.rank, modality.name)))
+    return tuple(sorted((cls() for cls in _installed()), key=lambda modality: (modality.rank, modality.name)))
 
 
 def get_modality(name: str) -> Modality:

@@ -32,6 +32,7 @@ After = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
 
 _numbers = itertools.count()
+_attending: dict[str, Callable[..., Any]] = {}  # what intercept_attention routes through, by its name in the table
 
 
 def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -77,7 +78,10 @@ class Wrapped:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo.get(id(self.owner))
-        return self if copied is None else getattr(type(copied), self.name).__get__(copied)
+        if copied is None:
+            return self
+        own: Any = inspect.getattr_static(type(copied), self.name)  # which may be a static method
+        return own.__get__(copied, type(copied))
 
     def __reduce__(self) -> Any:
         return getattr, (self.owner, self.name)  # so that what is pickled is plain, too
@@ -254,7 +258,14 @@ def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], at
             plain = private.attention_name(private.plain_config(config))
             private.register_attention(name, functools.partial(_unless_switched, plain, routed))
             stack.callback(private.unregister_attention, name)
+            _attending[name] = attend
+            stack.callback(_attending.pop, name)
         override(stack, module, "config", private.with_attention(config, names[asked]))
+
+
+def attending(module: Any) -> Callable[..., Any] | None:
+    """What :func:`intercept_attention` routes the attention of a module through now; None for its own."""
+    return _attending.get(private.attention_name(module.config) or "")
 
 
 def _unless_switched(plain: str | None, routed: Callable[..., Any], module: Any, *given: Any, **more: Any) -> Any:

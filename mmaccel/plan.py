@@ -62,6 +62,8 @@ class Plan:
             lines.append(f"    measured {saved_method(point)}: {describe(point)}")
         return "\n".join(lines)
 
+    __repr__ = __str__  # what a notebook shows
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "format": FORMAT,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 UNMEASURED = "not measured: run the target once within `with session.baseline():`"
+
+
+SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "visual_tokens", "plain_visual_tokens", "tokens")
 
 
 @dataclass
@@ -64,6 +68,21 @@ class Report:
         """Forget the last run; the measured baseline stays."""
         vars(self).update(vars(Report(self.methods, self.exact, baseline_seconds=self.baseline_seconds)))
 
+    @staticmethod
+    def total(reports: Sequence[Report]) -> Report:
+        """The sum of several runs by the same methods; its warnings are left to who asks."""
+        total = Report(reports[0].methods, reports[0].exact)
+        for name in (*SUMMED, "wall_seconds"):
+            setattr(total, name, sum(getattr(report, name) for report in reports))
+        total.peak_extra_bytes = max(report.peak_extra_bytes for report in reports)
+        total.engaged = any(report.engaged for report in reports)
+        return total
+
+    def warn(self, text: str) -> None:
+        """Add a warning, unless it is there."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
     @property
     def work_ratio(self) -> float | None:
         """Forward passes as a share of those in plain decoding; if passes are not counted, the share of keys."""
@@ -86,6 +105,8 @@ class Report:
     def __str__(self) -> str:
         """At most 8 lines of figures, and below them every warning."""
         return "\n".join([*self._figures(), *(f"  warning     {text}" for text in self._told())])
+
+    __repr__ = __str__  # what a notebook shows
 
     def _told(self) -> list[str]:
         if self.wall_seconds and not self.engaged and not self.warnings:

@@ -253,6 +253,10 @@ class Session(AcceleratedTarget, Generic[A]):
         found = getattr(self.target, name)
         return self._chained(found) if name in CHAINED else found
 
+    def __dir__(self) -> list[str]:
+        """What completion shows: names of the session and of the target."""
+        return sorted({*super().__dir__(), *dir(self.target)})
+
     def _chained(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method of the target that returns the session instead, with its report and :meth:`remove`."""
 

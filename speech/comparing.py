@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Number
 from os import PathLike
@@ -23,18 +24,24 @@ from .audio.audio import RATE, read_audio, to_samples
 from .audio.endpoint import FRAME, EndpointPolicy, decibels, find_endpoint
 from .audio.recordings import word_errors
 from .families.adapter import SpeechAdapter
+from .families.languages import language_code
+from .families.timed import features_of
 from .families.weights import names
 from .families.whisper import CONTEXT_FRAMES, WhisperAdapter, shortened
 from .stream.segmenter import Cut, Segmenter
 from .stream.units import joined_text
 
 ERRORS = Metric(
-    "errors", "word errors", "word error rate against the reference, normalised as leaderboards do", ".1%", False
+    "errors",
+    "word errors",
+    "word error rate against the reference, English as leaderboards normalise it, Chinese and the like by characters",
+    ".1%",
+    higher_is_better=False,
 )
 CHANGED = Metric(
     "changed",
     "words changed",
-    "word error rate against the text of the plain model, normalised as leaderboards do",
+    "word error rate against the text of the plain model, normalised in the same way",
     ".1%",
     higher_is_better=False,
     relative=True,
@@ -43,7 +50,6 @@ SAME = Metric(
     "same", "same text", "share of recordings whose text equals that of the plain model, letter for letter", ".0%"
 )
 SHORTEST = RATE // 10  # samples of a recording
-SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "tokens", "wall_seconds")
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class RecognizerTrial(BaseTrial):
         self.names: list[str] = []
         self.seconds = 0.0  # of the longest segment; 0 where nobody says
         self.is_batch = audio is None
+        self.languages = {self._told()} if audio is None else set()
         self.calls = [[self._own_call()]] if audio is None else self._calls(audio, endpoint)
         self.draws = bool(self.inputs.get("do_sample"))
         self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
@@ -119,7 +126,14 @@ class RecognizerTrial(BaseTrial):
         name, samples = recording(item, number)
         parts = [samples] if policy is None else spoken(name, samples, policy)
         self.names.append(name)
-        return [self._prepared(part) for part in parts]
+        prepared = [self._prepared(part) for part in parts]
+        self.languages.add(self._told() or self.recogniser.language_of(self.recogniser.encode(parts[0])))
+        return prepared
+
+    def _told(self) -> str:
+        """The language of the call, or the only one of the model; empty where neither is known."""
+        told = self.inputs.get("language")
+        return language_code(told if isinstance(told, str) else self.recogniser.only_language)
 
     def _prepared(self, samples: torch.Tensor) -> dict[str, Any]:
         """Arguments of `generate` for samples `[n]`; greedy and no longer than speech can be, unless asked for."""
@@ -128,10 +142,7 @@ class RecognizerTrial(BaseTrial):
             raise AudioError(f"{seconds:.1f} s in one call, where {longest:.0f} s fit: leave out endpoint=None")
         self.seconds = max(self.seconds, seconds)
         prepare = self.processor if callable(self.processor) else self.processor.feature_extractor
-        made = prepare(samples.numpy(), sampling_rate=RATE, return_tensors="pt").to(self.target.device)
-        for key in ("input_features", "input_values"):
-            if key in made:
-                made[key] = made[key].to(self.target.dtype)
+        made = features_of(prepare, samples, RATE, self.target)
         return {**made, "do_sample": False, **self._limit(seconds), **self.inputs}
 
     def _limit(self, seconds: float) -> dict[str, Any]:
@@ -166,9 +177,7 @@ class RecognizerTrial(BaseTrial):
     def _generated(self, target: Any, call: dict[str, Any], fewer: int | None, made: Transcription) -> list[list[int]]:
         result = target.generate(**(call if fewer is None else self._shorter(call, fewer)))
         if isinstance(target, Session):
-            told = target.report  # starts anew with the next call
-            kept = {name: getattr(told, name) for name in (*SUMMED, "peak_extra_bytes", "engaged")}
-            made.reports.append(Report(told.methods, told.exact, **kept, warnings=list(told.warnings)))
+            made.reports.append(deepcopy(target.report))  # it starts anew with the next call
         tokens: torch.Tensor = result if isinstance(result, torch.Tensor) else result["sequences"]
         return tokens.tolist()
 
@@ -190,7 +199,7 @@ class RecognizerTrial(BaseTrial):
         return one.tokens == other.tokens
 
     def judge(self, plain: Transcription, other: Transcription) -> dict[str, float]:
-        return judged_texts(self.references, self.texts(plain), self.texts(other))
+        return judged_texts(self.references, self.texts(plain), self.texts(other), self.languages == {"en"})
 
     def show(self, output: Transcription) -> Shown:
         return Shown(texts=self.texts(output), names=self.names)
@@ -220,11 +229,11 @@ def checked_texts(reference: Any, count: int) -> list[str] | None:
     return texts
 
 
-def judged_texts(references: list[str] | None, plain: list[str], other: list[str]) -> dict[str, float]:
+def judged_texts(references: list[str] | None, plain: list[str], other: list[str], english: bool) -> dict[str, float]:
     """Word errors of texts where references are known, their distance to the plain ones, and how many are equal."""
-    found = {} if references is None else {ERRORS.key: word_errors(references, other)}
+    found = {} if references is None else {ERRORS.key: word_errors(references, other, english)}
     same = sum(one == two for one, two in zip(plain, other, strict=True)) / len(plain)
-    return {**found, CHANGED.key: word_errors(plain, other), SAME.key: same}
+    return {**found, CHANGED.key: word_errors(plain, other, english), SAME.key: same}
 
 
 def name_of(model: Any) -> str:
@@ -252,10 +261,7 @@ def cut(samples: torch.Tensor, policy: EndpointPolicy) -> list[torch.Tensor]:
 
 def _total(reports: list[Report]) -> Report:
     """One report of all calls of a run."""
-    first = reports[0]
-    total = Report(first.methods, first.exact, **{name: sum(getattr(r, name) for r in reports) for name in SUMMED})
-    total.peak_extra_bytes = max(report.peak_extra_bytes for report in reports)
-    total.engaged = any(report.engaged for report in reports)
+    total = Report.total(reports)
     total.warnings = list(dict.fromkeys(text for r in reports if r.engaged for text in r.warnings))
     idle = [report for report in reports if not report.engaged]
     if idle:

@@ -60,6 +60,14 @@ def sharp(build: Callable[[], Any], seed: int, scales: dict[str, float]) -> Any:
     return model
 
 
+def audible(codec: Any) -> Any:
+    """An untrained codec, such as Mimi, whose codes sound different: before, its codebooks are zeros."""
+    for module in codec.modules():
+        if hasattr(module, "embed_sum"):
+            module.embed_sum.normal_()
+    return codec
+
+
 def sound(batch: int = 1, samples: int = SAMPLES, seed: int = 0) -> torch.Tensor:
     """Tones that change every tenth of a second, and some noise, `[batch, samples]` at 16,000 a second."""
     generator = torch.Generator().manual_seed(seed)

@@ -21,7 +21,6 @@ from mmaccel.session import Session
 from mmaccel.zoo.weights import check_name, load_pipeline
 
 from .families.adapter import DiffusionTransformerAdapter, has_masks
-from .steps import warn
 
 SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save the `audio` it returns"
 OURS = ("generator", "output_type")  # arguments of every call
@@ -172,10 +171,11 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
 
 @dataclass
 class Filmed:
-    """The frames of a prompt, and the seconds they took."""
+    """The frames of a prompt, the seconds they took, and the field of the pipeline's output that has them."""
 
     frames: list[Image.Image]
     seconds: float
+    field: str = "frames"
 
 
 def on_step_end(pipe: Any, call: Callable[..., Any]) -> dict[str, Any]:
@@ -213,19 +213,19 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
             raise
         raise SettingError(f"the pipeline refuses this: {error}") from error
     if isinstance(target, Session) and getattr(output, "audio", None) is not None:
-        warn(target.report, SILENT)
+        target.report.warn(SILENT)
     seconds = time.perf_counter() - began
-    return Filmed(_frames(output), seconds)
-
-
-def _frames(output: Any) -> list[Image.Image]:
-    if hasattr(output, "frames"):
-        return list(output.frames[0])
-    if hasattr(output, "video"):  # Cosmos 3, without a batch
-        return list(output.video)
-    if not hasattr(output, "images"):
+    field = next((name for name in ("frames", "video", "images") if hasattr(output, name)), None)
+    if field is None:
         raise UnsupportedTargetError(
             f"the pipeline's {type(output).__name__} has no frames: call it in Python, with"
             " mmaccel.accelerate(pipe, ...), or compare it with `mmaccel compare video`"
         )
-    return list(output.images[:1])
+    return Filmed(_frames(getattr(output, field), field), seconds, field)
+
+
+def _frames(made: Any, field: str) -> list[Image.Image]:
+    """The clip or picture of the first prompt; Cosmos 3 has its `video` without a batch."""
+    if field == "video":
+        return list(made)
+    return list(made[0] if field == "frames" else made[:1])

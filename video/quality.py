@@ -34,6 +34,17 @@ def drawn(output: Any) -> Any:
     return found
 
 
+def decoded(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Frames `[B, 3, T, H, W]` in [-1, 1] of latents `[B, C, T, H, W]`, scaled as in the pipelines of Wan."""
+    latents = latents.to(vae.dtype)
+    mean, deviation = (
+        torch.tensor(values).view(1, -1, 1, 1, 1).to(latents)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    frames: torch.Tensor = vae.decode(latents * deviation + mean, return_dict=False)[0]
+    return frames
+
+
 def pixels(clip: Clip) -> torch.Tensor:
     """Frames as float32 `[F, 3, H, W]` in [0, 1]."""
     frames = np.stack([np.asarray(frame.convert("RGB")) for frame in clip])

@@ -19,7 +19,6 @@ import torch
 
 from mmaccel.errors import ActiveSessionError
 from mmaccel.patching import wrap_forward, wrap_method
-from mmaccel.report import Report
 from mmaccel.stepping.branches import MOST_BRANCHES, Branches
 from mmaccel.stepping.run import SamplerRun
 
@@ -53,19 +52,13 @@ class Stepper:
 
     def warn(self, text: str) -> None:
         """Put a warning into the report, once for all segments of a call."""
-        warn(self.report, text)
+        self.report.warn(text)
 
     def finish(self) -> None:
         """Called after the last step."""
 
     def close(self) -> None:
         """Called however the run ends: after :meth:`finish`, after an exception, or when the next run starts."""
-
-
-def warn(report: Report, text: str) -> None:
-    """Add a warning to a report that does not have it yet."""
-    if text not in report.warnings:
-        report.warnings.append(text)
 
 
 class RunFollower:
@@ -185,7 +178,7 @@ class RunFollower:
         if self.stepper is not None and self.repeats(self.named(args, kwargs)["timestep"]):
             if self.stepper.run.branch < 0:  # without a pass: Cosmos looks where a step leads before it makes it
                 return original(*args, **kwargs)
-            warn(self.session.report, f"{type(self.session.target).__name__} {REPEATS}")
+            self.session.report.warn(f"{type(self.session.target).__name__} {REPEATS}")
             self.drop()
         if self.stepper is None:
             return original(*args, **kwargs)
@@ -257,8 +250,8 @@ class RunFollower:
             if min(done, default=1.0) < 1:  # in another run of the call
                 report.warnings[:] = [text for text in report.warnings if not any(mark in text for mark in IDLE)]
         if self.is_swapped or not self.followed:
-            warn(
-                self.session.report, f"the sampler's steps could not be followed, so all were computed: {self.reason()}"
+            self.session.report.warn(
+                f"the sampler's steps could not be followed, so all were computed: {self.reason()}"
             )
 
     @property

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.batch.batching import Batching
-from mmaccel.cli.arguments import positive
 from mmaccel.errors import PromptError
 from mmaccel.files.endings import READ_PICTURES
 
-from .arguments import add_answer, add_reading, frames_of, given_regions
+from .arguments import add_answer, add_fps, add_reading, frames_of, given_regions
 
 
 class VlmBatching(Batching):
@@ -23,7 +22,7 @@ class VlmBatching(Batching):
     def add_item(self, parser: Any) -> None:
         parser.add_argument("--question", help="what is asked about each video that has no question of its own")
         add_answer(parser)
-        parser.add_argument("--fps", type=positive, help="frames per second to look at, instead of --frames")
+        add_fps(parser)
 
     def check(self, arguments: argparse.Namespace, path: Path) -> None:
         if not (arguments.question or "").strip():

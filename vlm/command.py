@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mmaccel.cli.arguments import number, positive
+from mmaccel.cli.arguments import number
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
 from mmaccel.cli.run import check_picture, told
 from mmaccel.errors import SettingError
 from mmaccel.files.output import replacing
 
-from .arguments import add_answer, frames_of
+from .arguments import add_answer, add_fps, frames_of
 from .batching import VlmBatching
 
 
@@ -37,8 +37,8 @@ class VlmCommand(Command):
         parser.add_argument("--compare", action="store_true", help="also answer plainly, and measure the speed-up")
         parser.add_argument("--picture", type=Path, help="also draw which patches were kept, over the frames")
         add_answer(parser)
-        parser.add_argument("--fps", type=positive, help="frames per second to look at, instead of --frames")
-        watch = "decode while the model reads, without frames that show nothing new"
+        add_fps(parser)
+        watch = "decode while the model reads, without frames that show nothing new (LLaVA-OneVision, LLaVA-NeXT-Video)"
         parser.add_argument("--watch", action="store_true", help=watch)
         levels = "levels of 255 by which some part of a frame must differ to be new (default 24); with --watch"
         parser.add_argument(
@@ -115,6 +115,7 @@ def watched(arguments: argparse.Namespace) -> None:
     if arguments.picture:
         raise SettingError("--picture: a stream does not keep its frames: leave out --watch")
     model, processor = opened(arguments)
+    stream = VideoStream(model, processor, method)  # refuses what has no streams, before anything is asked
     length, plain = {"max_new_tokens": arguments.max_new_tokens}, None
     if arguments.compare:
         ask(model, processor, frames_of(arguments), [arguments.question], max_new_tokens=1)  # a first call is slow
@@ -122,7 +123,7 @@ def watched(arguments: argparse.Namespace) -> None:
     if arguments.compare:
         (plain,), _ = ask(model, processor, frames_of(arguments), [arguments.question], **length)
         plain_seconds, began = time.perf_counter() - began, time.perf_counter()
-    with VideoStream(model, processor, method) as stream:
+    with stream:
         still = {} if arguments.still is None else {"still": arguments.still}
         seen = watch(stream, arguments.video, frames=arguments.frames, fps=arguments.fps, **still)
         answer, tokens = stream.ask(arguments.question, **length), stream.stats.tokens

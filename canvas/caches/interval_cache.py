@@ -54,9 +54,5 @@ class IntervalCache(CanvasMethod):
         for name in ("prompt", "text"):
             self._require(is_count(getattr(self, name)), name, "a whole number of 1 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.prompt == self.text == 1
-
     def keeper(self, grows: bool, mask: Callable[[], int | None]) -> KeptPrefix:
         return KeptPrefix(self.text, grows, self.prompt)

@@ -34,7 +34,8 @@ class KeptPrefix(KeptStates):
         """Keep nothing, for a new run."""
         super().begin()
         self.prefix, self.since, self.rows = 0, 0, 1
-        self.first, self.asked, self.age = 0, 0, 0  # columns that a pass takes as kept, of the prompt, and its age
+        self.first, self.age = 0, 0  # columns that a pass takes as kept, and the age of those of the prompt
+        self.asked: int | None = None  # columns of the prompt
         self.padding: torch.Tensor | None = None
 
     def compute(
@@ -46,7 +47,8 @@ class KeptPrefix(KeptStates):
         padding = kwargs.get("attention_mask")
         self.padding = None if padding is None or bool(padding.all()) else padding.bool()[:, None, None, :]
         self.first = self._first(before, length) if self.kept else 0
-        self.asked = self.asked or before
+        if self.asked is None:
+            self.asked = before
         self.age = self.age + 1 if self.first else 1
         if self.kept and self.first == before:
             self.since += 1
@@ -73,6 +75,7 @@ class KeptPrefix(KeptStates):
         if before == self.prefix and not (self.refresh and self.since >= self.refresh):
             return before
         if self.prompt:
+            assert self.asked is not None
             return min(self.asked, self.prefix)
         return self.prefix if self.grows and before == self.prefix + length else 0
 

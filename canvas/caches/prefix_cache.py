@@ -49,9 +49,5 @@ class PrefixCache(CanvasMethod):
     def __post_init__(self) -> None:
         self._require(is_count(self.refresh, 0), "refresh", "a whole number of 0 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.refresh == 1
-
     def keeper(self, grows: bool, mask: Callable[[], int | None]) -> KeptPrefix:
         return KeptPrefix(self.refresh, grows)

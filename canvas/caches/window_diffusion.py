@@ -59,9 +59,5 @@ class WindowDiffusion(CanvasMethod):
             self._require(is_count(getattr(self, name)), name, "a whole number of 1 or more")
         self._require(self.seen >= self.window, "seen", f"at least window, {self.window}")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.refresh == 1
-
     def keeper(self, grows: bool, mask: Callable[[], int | None]) -> KeptWindow:
         return KeptWindow(self.window, self.seen, self.refresh, mask)

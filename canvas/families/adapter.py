@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
@@ -20,20 +19,26 @@ class CanvasAdapter(Adapter, Generic[D]):
 
     Attributes
     ----------
+    follows
+        The class of the decoder.
     decoder
         What follows it while methods are attached.
     """
 
     modality = "canvas"
     call_is_run = True
+    follows: type[D]
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.decoder: D | None = None
 
-    @abstractmethod
+    def parts(self) -> list[Any]:
+        return [self.target, getattr(self.target, self.follows.part), self.target.scheduler]
+
     def decoder_of(self, session: Session, methods: list[CanvasMethod]) -> D:
         """What follows the pipeline for these methods, none of which is neutral."""
+        return self.follows(session, methods)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a run with these arguments."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
-from mmaccel.session import Session
 
-from ..method import PICTURES, CanvasMethod
+from ..method import PICTURES
 from ..picture_decoder import PictureDecoder
 from .adapter import CanvasAdapter
 
@@ -19,15 +17,13 @@ from .adapter import CanvasAdapter
 class AmusedAdapter(CanvasAdapter[PictureDecoder]):
     """A pipeline of aMUSEd with its transformer and its `AmusedScheduler`."""
 
+    follows = PictureDecoder
     family = PICTURES
     classes: ClassVar[tuple[str, ...]] = ("AmusedPipeline", "AmusedImg2ImgPipeline", "AmusedInpaintPipeline")
     advice = (
         "its codes are drawn at random and stand in rows and columns, with no text before them;"
         " `mmaccel methods --modality canvas` names those that work on pictures"
     )
-
-    def parts(self) -> list[Any]:
-        return [self.target, self.target.transformer, self.target.scheduler]
 
     def check(self, method: Method) -> None:
         scheduler = self.target.scheduler
@@ -36,14 +32,3 @@ class AmusedAdapter(CanvasAdapter[PictureDecoder]):
                 f"{type(scheduler).__name__} has no mask_token_id: {method.name} needs an AmusedScheduler in"
                 f" {type(self.target).__name__}"
             )
-
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take from a call whether it is guided, and the share of the steps that it makes, which no pass shows."""
-        super().prepare(args, kwargs)
-        call = inspect.signature(self.target.__call__).bind_partial(*args, **kwargs)
-        call.apply_defaults()
-        if self.decoder is not None:
-            self.decoder.prepare(call.arguments["guidance_scale"] > 1, call.arguments.get("strength", 1.0))
-
-    def decoder_of(self, session: Session, methods: list[CanvasMethod]) -> PictureDecoder:
-        return PictureDecoder(session, methods)

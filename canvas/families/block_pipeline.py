@@ -25,11 +25,9 @@ KEEPS_TEXT = (PrefixCache, IntervalCache)  # caches of what stands before a bloc
 class BlockPipelineAdapter(CanvasAdapter[BlockDecoder]):
     """A `LLaDA2Pipeline` with any model of its contract."""
 
+    follows = BlockDecoder
     family = "block diffusion"
     classes: ClassVar[tuple[str, ...]] = ("LLaDA2Pipeline",)
-
-    def parts(self) -> list[Any]:
-        return [self.target, self.target.model, self.target.scheduler]
 
     @property
     def reads_causally(self) -> bool:
@@ -73,4 +71,4 @@ class BlockPipelineAdapter(CanvasAdapter[BlockDecoder]):
     def decoder_of(self, session: Session, methods: list[CanvasMethod]) -> BlockDecoder:
         exact = [m.exact or (isinstance(m, KEEPS_TEXT) and self.reads_causally) for m in session.plan.methods]
         session.report.exact = all(exact)
-        return BlockDecoder(session, self, methods)
+        return super().decoder_of(session, methods)

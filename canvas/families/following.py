@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 from mmaccel.errors import UnsupportedTargetError
@@ -34,7 +34,7 @@ class Follower(ABC):
     begun
         Whether the scheduler was given its steps for a run that is to be followed, and the session's has not ended.
     own
-        The code of the pipeline's call, where that gave the steps: the run ends with it.
+        The code of the call of a pipeline, where that gave the steps: the run ends with it.
     """
 
     part: ClassVar[str] = "model"
@@ -58,23 +58,23 @@ class Follower(ABC):
 
     def refuse_other_parts(self) -> None:
         """Raise an `UnsupportedTargetError` if the pipeline has another model or scheduler by now."""
-        replaced = self._replaced()
+        replaced = self._replaced(self.session.target)
         if replaced is not None:
             raise UnsupportedTargetError(
                 f"the pipeline has another {replaced} than when {self.session} began, and methods follow that one: call"
                 " .remove(), and accelerate it again"
             )
 
-    def _replaced(self) -> str | None:
-        """The name of a part that the pipeline had when the session began, and has no more."""
+    def _replaced(self, pipe: Any) -> str | None:
+        """The name of a part that the session's pipeline had when it began, and this one has not."""
         followed = {self.part: self.model, "scheduler": self.scheduler}
-        return next((name for name, part in followed.items() if getattr(self.session.target, name) is not part), None)
+        return next((name for name, part in followed.items() if getattr(pipe, name, None) is not part), None)
 
     def _start_run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """With the scheduler's steps a run begins; it is not followed where its passes cannot be."""
-        self.begun = self._replaced() is None
-        code = getattr(inspect.unwrap(type(self.session.target).__call__), "__code__", None)
-        self.own = code if _is_running(code) else None  # else someone goes through the steps by hand
+        call = pipeline_call(self.scheduler)
+        self.begun = self._replaced(call.f_locals["self"] if call else self.session.target) is None
+        self.own = call.f_code if call else None  # else someone goes through the steps by hand
         return self._start(original, *args, **kwargs) if self.begun else original(*args, **kwargs)
 
     def _in_run(self, follow: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,17 @@ class Follower(ABC):
         """With the scheduler's steps, a run of the pipeline begins."""
 
 
-def _is_running(code: CodeType | None) -> bool:
+def pipeline_call(scheduler: Any) -> FrameType | None:
+    """The call of a pipeline with this scheduler, the innermost one among the callers; it may be another pipeline."""
+    frame = inspect.currentframe()
+    while frame is not None and not (
+        frame.f_code.co_name == "__call__" and getattr(frame.f_locals.get("self"), "scheduler", None) is scheduler
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def _is_running(code: CodeType) -> bool:
     """Whether a function of this code is among the callers."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not code:

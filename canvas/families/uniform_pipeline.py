@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mmaccel.adapter import register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
-from mmaccel.session import Session
 
-from ..method import CanvasMethod, CommitRule
+from ..method import CommitRule
 from ..uniform_decoder import UniformDecoder
 from .adapter import CanvasAdapter
 
@@ -18,15 +17,13 @@ from .adapter import CanvasAdapter
 class UniformPipelineAdapter(CanvasAdapter[UniformDecoder]):
     """A `DiffusionGemmaPipeline` with any of its schedulers."""
 
+    follows = UniformDecoder
     family = "uniform block diffusion"
     classes: ClassVar[tuple[str, ...]] = ("DiffusionGemmaPipeline", "DiffusionGemmaForBlockDiffusion")
     advice = (
         "it begins with random tokens where this method needs masks; canvas.FreeDave, canvas.EntropyBound and"
         " canvas.FactorCommit work on it, and confidence_threshold= of its own call"
     )
-
-    def parts(self) -> list[Any]:
-        return [self.target, self.target.model, self.target.scheduler]
 
     def check(self, method: Method) -> None:
         target = type(self.target).__name__
@@ -41,6 +38,3 @@ class UniformPipelineAdapter(CanvasAdapter[UniformDecoder]):
                 f"{scheduler} commits nothing for good, to which {method.name} could add: give the {target} a"
                 " BlockRefinementScheduler, or EntropyBoundScheduler's own entropy_bound="
             )
-
-    def decoder_of(self, session: Session, methods: list[CanvasMethod]) -> UniformDecoder:
-        return UniformDecoder(session, self.target, methods)

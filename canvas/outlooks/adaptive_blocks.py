@@ -10,7 +10,7 @@ import torch
 from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
-from .outlook import Outlook, Seen, token_of
+from .outlook import Outlook, Seen
 
 
 @register("canvas")
@@ -61,16 +61,12 @@ class AdaptiveBlocks(Outlook):
             self._require(is_count(getattr(self, name)), name, "a whole number of 1 or more")
         self._require(is_number(self.least, 0, 1), "least", "between 0 and 1")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.least == 1 and self.default >= 4096
-
     def adjust(self, seen: Seen) -> torch.Tensor:
         masked = seen.sample == seen.mask
         places = torch.arange(masked.shape[1], device=masked.device)
         first = torch.where(masked, places, masked.shape[1]).amin(1, keepdim=True)
         last = first + self.default - 1
-        token = token_of(seen.tokenizer, self.delimiter.replace(r"\n", "\n")) if self.least < 1 else None
+        token = self._end_of_part(seen.tokenizer) if self.least < 1 else None
         if token is not None:
             chances = seen.logits.float().softmax(-1)[..., token]
             chances = torch.where(masked, chances, (seen.sample == token).float())
@@ -79,3 +75,10 @@ class AdaptiveBlocks(Outlook):
             last = torch.where(best.values >= self.least, best.indices, last)
         waits = masked & (places > last)
         return torch.where(waits[..., None], seen.logits * 1e-4, seen.logits)  # as unsure as can be, of the same token
+
+    def _end_of_part(self, tokenizer: Any) -> int | None:
+        """The last token of the delimiter, where there is one."""
+        if tokenizer is None:
+            return None
+        found = tokenizer.encode(self.delimiter.replace(r"\n", "\n"), add_special_tokens=False)
+        return int(found[-1]) if found else None

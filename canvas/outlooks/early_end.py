@@ -50,10 +50,6 @@ class EarlyEnd(Outlook):
     def __post_init__(self) -> None:
         self._require(is_share(self.first), "first", "above 0 and at most 1")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.first == 1
-
     def adjust(self, seen: Seen) -> torch.Tensor:
         if seen.end is None:
             return seen.logits

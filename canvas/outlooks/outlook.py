@@ -46,11 +46,3 @@ class Outlook(CanvasMethod):
     @abstractmethod
     def adjust(self, seen: Seen) -> torch.Tensor:
         """Logits `[B, L, V]` to decide by."""
-
-
-def token_of(tokenizer: Any, text: str) -> int | None:
-    """The one token that a text is, or None."""
-    if tokenizer is None:
-        return None
-    found = tokenizer.encode(text, add_special_tokens=False)
-    return int(found[-1]) if found else None

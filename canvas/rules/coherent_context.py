@@ -52,10 +52,6 @@ class CoherentContext(CommitRule):
         self._require(is_number(self.threshold, 0, 1), "threshold", "between 0 and 1")
         self._require(is_count(self.steps), "steps", "a whole number of 1 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.threshold == 1
-
     def choose(self, block: Block) -> torch.Tensor:
         chances = block.logits.softmax(-1)
         block.memory["past"] = past = [*block.memory.get("past", []), chances][-self.steps :]

@@ -61,10 +61,6 @@ class CreditDecoding(CommitRule):
         self._require(is_number(self.power, 0), "power", "0 or more")
         self._require(is_number(self.weight, 0), "weight", "0 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.weight == 0
-
     def adjust(self, logits: torch.Tensor, masked: torch.Tensor, memory: dict[str, Any]) -> torch.Tensor:
         chances, tokens = logits.float().softmax(-1).max(-1, keepdim=True)
         credit = memory.get("credit", torch.zeros_like(logits, dtype=torch.float32)) * self.decay

@@ -47,10 +47,6 @@ class Doubling(CommitRule):
     def __post_init__(self) -> None:
         self._require(is_number(self.base, 1), "base", "1 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.base == 1
-
     def choose(self, block: Block) -> torch.Tensor:
         count = min(int(self.base**block.step), block.masked.shape[1])
         counts = torch.full((len(block.masked),), count, device=block.masked.device)

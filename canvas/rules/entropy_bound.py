@@ -48,10 +48,6 @@ class EntropyBound(CommitRule):
     def __post_init__(self) -> None:
         self._require(is_number(self.bound, 0), "bound", "0 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.bound == 0
-
     def choose(self, block: Block) -> torch.Tensor:
         entropies = torch.distributions.Categorical(logits=block.logits).entropy()
         rising = entropies.masked_fill(~block.masked, torch.inf).sort(1).values

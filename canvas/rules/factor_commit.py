@@ -49,10 +49,6 @@ class FactorCommit(CommitRule):
     def __post_init__(self) -> None:
         self._require(is_number(self.factor, 0), "factor", "0 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.factor == 0
-
     def choose(self, block: Block) -> torch.Tensor:
         chances = block.chances.masked_fill(~block.masked, 0)
         falling = chances.sort(1, descending=True).values

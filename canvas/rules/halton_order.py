@@ -51,10 +51,6 @@ class HaltonOrder(CommitRule):
     def __post_init__(self) -> None:
         self._require(is_count(self.steps, 0), "steps", "a whole number of 0 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.steps == 0
-
     def takes(self, steps: int) -> int:
         return min(self.steps, steps)
 

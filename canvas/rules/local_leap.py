@@ -55,10 +55,6 @@ class LocalLeap(CommitRule):
         self._require(is_number(self.near, 0, 1), "near", "between 0 and 1")
         self._require(is_count(self.radius, 0), "radius", "a whole number of 0 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.anchor == 1
-
     def choose(self, block: Block) -> torch.Tensor:
         anchors = block.masked & (block.chances > self.anchor)
         reach = F.max_pool1d(anchors[:, None].float(), 2 * self.radius + 1, stride=1, padding=self.radius)[:, 0] > 0

@@ -57,7 +57,3 @@ class FreeDave(CanvasMethod):
 
     def __post_init__(self) -> None:
         self._require(is_count(self.drafts, 1, 64), "drafts", "a whole number from 1 to 64")
-
-    @property
-    def is_neutral(self) -> bool:
-        return self.drafts == 1

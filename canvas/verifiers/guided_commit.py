@@ -58,10 +58,6 @@ class GuidedCommit(CommitRule):
         self._require(is_number(self.threshold, 0, 1), "threshold", "between 0 and 1")
         self._require(isinstance(self.agree, bool), "agree", "True or False")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.threshold == 1 and not self.agree
-
     def prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().prepare(session, args, kwargs)
         guide = kwargs.pop("guide_model", None)

@@ -59,10 +59,6 @@ class S2D2(CommitRule):
         self._require(is_number(self.cost, 0), "cost", "0 or more")
         self._require(is_number(self.least, 0), "least", "0 or more")
 
-    @property
-    def is_neutral(self) -> bool:
-        return self.threshold == 1 and self.cost >= 1e9
-
     def choose(self, block: Block) -> torch.Tensor:
         sure = block.masked & (block.chances > self.threshold)
         span = block.leftmost

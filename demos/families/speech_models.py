@@ -17,6 +17,7 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from mmaccel.speech import examples
+from mmaccel.speech.examples import Processor
 from mmaccel.speech.families.timed import features_of
 from mmaccel.testing.untrained import untrained
 
@@ -71,13 +72,6 @@ def processor(row: dict[str, Any]) -> Any:
         named = {"audio_token": AUDIO} if "audio_token" in inspect.signature(own).parameters else {}
         return own(extractor, words(), chat_template=TEMPLATE, **named)
     return ChatProcessor(extractor, words())
-
-
-class Processor:
-    """What adapters use of a processor."""
-
-    def __init__(self, feature_extractor: Any, tokenizer: Any) -> None:
-        self.feature_extractor, self.tokenizer = feature_extractor, tokenizer
 
 
 class RealtimeProcessor(Processor):
@@ -196,9 +190,7 @@ def _chat(model: Any, extractor: Any) -> None:
 
 
 def _codec(model: Any, extractor: Any) -> None:
-    for module in model.codec_model.modules():
-        if hasattr(module, "embed_sum"):  # zeros in an untrained model: every sound would have the same codes
-            module.embed_sum.normal_()
+    examples.audible(model.codec_model)
     model.model.embed_tokens.embed_tokens.weight.normal_()
     _spoken(model)
 

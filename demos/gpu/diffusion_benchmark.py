@@ -12,7 +12,6 @@ A step is measured first, and as many are run as fit in the time. `--device cpu 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -28,6 +27,7 @@ from mmaccel.comparison.runner import Runner
 from mmaccel.comparison.trial import Workload
 from mmaccel.method import Method
 
+from . import script
 from .diffusion_shapes import SHAPES, build
 
 STEPS = {  # as the pipelines take by default
@@ -101,14 +101,11 @@ def rows(name: str, pipe: Any, call: dict[str, Any], seconds: float) -> Iterator
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
+    parser = script.parser(__doc__)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="SHAPE")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script out")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time to plan for, in all")
-    arguments = parser.parse_args()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.exit(2, "there is no CUDA device here: try --device cpu --small\n")
+    arguments = script.parsed(parser)
 
     def found() -> Iterator[dict[str, Any]]:
         for name in arguments.shapes:

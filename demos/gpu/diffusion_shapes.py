@@ -19,6 +19,8 @@ from diffusers import (
     WanTransformer3DModel,
 )
 
+from .script import random_model
+
 Built = tuple[Any, dict[str, Any]]
 
 
@@ -27,7 +29,7 @@ def wan(small: bool, device: str) -> Built:
     sizes: dict[str, Any] = {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30, "text_dim": 4096}
     if small:
         sizes = {"num_attention_heads": 2, "attention_head_dim": 64, "ffn_dim": 256, "num_layers": 2, "text_dim": 64}
-    transformer = _random(WanTransformer3DModel, sizes, device)
+    transformer = random_model(lambda: WanTransformer3DModel(**sizes), device)
     pipe = WanPipeline(
         **dict.fromkeys(("tokenizer", "text_encoder", "vae")),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
@@ -50,7 +52,7 @@ def ltx(small: bool, device: str) -> Built:
     if small:
         sizes = {"num_attention_heads": 2, "attention_head_dim": 64, "cross_attention_dim": 128, "num_layers": 2}
         sizes |= {"caption_channels": 64}
-    transformer = _random(LTXVideoTransformer3DModel, sizes, device)
+    transformer = random_model(lambda: LTXVideoTransformer3DModel(**sizes), device)
     pipe = LTXPipeline(
         **dict.fromkeys(("tokenizer", "text_encoder", "vae")),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
@@ -76,7 +78,7 @@ def flux(small: bool, device: str) -> Built:
     if small:
         sizes |= {"num_attention_heads": 2, "attention_head_dim": 64, "axes_dims_rope": (16, 24, 24)}
         sizes |= {"num_layers": 2, "num_single_layers": 2, "joint_attention_dim": 64, "pooled_projection_dim": 64}
-    transformer = _random(FluxTransformer2DModel, sizes, device)
+    transformer = random_model(lambda: FluxTransformer2DModel(**sizes), device)
     pipe = FluxPipeline(
         **dict.fromkeys(("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2", "vae")),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
@@ -97,7 +99,7 @@ def stable_diffusion(small: bool, device: str) -> Built:
     sizes: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8}
     if small:
         sizes = {"cross_attention_dim": 32, "attention_head_dim": 8, "block_out_channels": (32, 32, 64, 64)}
-    unet = _random(UNet2DConditionModel, {"sample_size": 64, **sizes}, device)
+    unet = random_model(lambda: UNet2DConditionModel(sample_size=64, **sizes), device)
     pipe = StableDiffusionPipeline(
         **dict.fromkeys(("tokenizer", "text_encoder", "vae", "safety_checker", "feature_extractor")),
         scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
@@ -122,16 +124,6 @@ def build(name: str, small: bool, device: str) -> Built:
     pipe, call = SHAPES[name](small, device)
     pipe.set_progress_bar_config(disable=True)
     return pipe, {**call, "output_type": "latent"}
-
-
-def _random(kind: Any, sizes: dict[str, Any], device: str) -> Any:
-    """A denoiser with random weights, in bfloat16 on a GPU."""
-    torch.set_default_dtype(torch.float32 if device == "cpu" else torch.bfloat16)
-    try:
-        with torch.device(device):
-            return kind(**sizes).eval().requires_grad_(False)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def _text(count: int, length: int, width: int, denoiser: Any) -> torch.Tensor:

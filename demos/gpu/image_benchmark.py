@@ -11,9 +11,7 @@ tokens in 154 passes at window 32, and 318 passes for plain SJD).
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from typing import Any
 
@@ -28,14 +26,16 @@ from mmaccel.image.bench import benchmark, cases
 from mmaccel.image.decoding.grid_decoder import GridDecoder
 from mmaccel.machine import synchronize
 
+from . import script
+
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 # hidden, layers, heads, intermediate, as in the published configurations
 SHAPES = {"janus-pro-1b": (2048, 24, 16, 5632), "janus-pro-7b": (4096, 30, 32, 11008)}
 PUBLISHED_PASSES = {"SJD": 318, "SCD-GS window 32": 154}  # of 576, Janus-Pro-7B
 
 
-def full_size(hidden: int, layers: int, heads: int, intermediate: int, device: str) -> JanusForConditionalGeneration:
-    """A Janus-Pro shape with random bfloat16 weights."""
+def full_size(hidden: int, layers: int, heads: int, intermediate: int, device: str) -> Any:
+    """A Janus-Pro shape with random weights."""
     text = LlamaConfig(
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -53,12 +53,7 @@ def full_size(hidden: int, layers: int, heads: int, intermediate: int, device: s
         vision_config=JanusVisionConfig(projection_dim=hidden),
         vq_config=JanusVQVAEConfig(projection_dim=hidden, image_token_embed_dim=hidden),
     )
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(device):
-            model = JanusForConditionalGeneration(config).eval()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    model = script.random_model(lambda: JanusForConditionalGeneration(config), device)
     model.generation_config.pad_token_id, model.generation_config.bos_token_id = 0, 1
     model.generation_config.generation_kwargs = {"boi_token_id": 3}
     return model
@@ -106,17 +101,13 @@ def verify_cost(name: str, shape: tuple[int, int, int, int], batch: int, device:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
+def main(argv: list[str] | None = None) -> None:
+    parser = script.parser(__doc__)
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument(
         "--batches", nargs="*", type=int, default=(1, 4), metavar="N", help="of tiny-janus; default 1 4"
     )
-    args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device: run this on a GPU machine, or pass --device cpu --shapes", file=sys.stderr)
-        return 2
+    args = script.parsed(parser, argv, "--device cpu --shapes")
 
     def rows() -> Any:
         painter = generation.load(cases.MODEL, args.device)
@@ -137,8 +128,7 @@ def main(argv: list[str] | None = None) -> int:
                     torch.cuda.empty_cache()
 
     print(json.dumps(results.result(rows()), indent=1))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,6 @@ limits are measured in the same run, by a large matrix product and a large copy.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -26,6 +25,8 @@ from mmaccel.kernels.bench import benchmark
 from mmaccel.kernels.bench.attention_cases import BLOCK, sparse_case
 from mmaccel.kernels.bench.case import Draw, KernelCase
 from mmaccel.kernels.bench.cases import cases
+
+from . import script
 
 LENGTHS = (4096, 16384)
 
@@ -97,11 +98,10 @@ def rows(device: str, lengths: tuple[int, ...], reached: dict[str, float], deadl
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
+    parser = script.parser(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--minutes", type=float, default=7.0, help="stop after about this long")
-    args = parser.parse_args(argv)
+    args = script.parsed(parser, argv, "--device cpu")
     deadline = time.monotonic() + 60 * args.minutes
     on_gpu = args.device.startswith("cuda")
     reached = limits(args.device, 8192 if on_gpu else 1024, 1024 if on_gpu else 64)

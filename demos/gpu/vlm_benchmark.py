@@ -9,7 +9,6 @@ One command, no download: the weights are random, which cost what trained ones c
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from typing import Any
@@ -28,6 +27,8 @@ from mmaccel.comparison.runner import Runner
 from mmaccel.comparison.trial import Workload
 from mmaccel.vlm.bench.cases import compressors
 from mmaccel.vlm.bench.timing import TokenClock
+
+from . import script
 
 TEXT = {
     "vocab_size": 152064,
@@ -70,19 +71,13 @@ def build(small: bool, device: str) -> tuple[Any, dict[str, Any]]:
         image_token_index=video - 1,
         tie_word_embeddings=False,
     )
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
     torch.manual_seed(0)
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model = LlavaOnevisionForConditionalGeneration(config).eval().requires_grad_(False)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    model = script.random_model(lambda: LlavaOnevisionForConditionalGeneration(config), device)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     side = -(-(vision["image_size"] // vision["patch_size"]) // 2)
     ids = torch.randint(10, video - 1, (1, QUESTION), device=device)
     places = torch.full((1, FRAMES * side * side + 1), video, device=device)
-    pixels = torch.randn(1, 4, 3, vision["image_size"], vision["image_size"], device=device, dtype=dtype)
+    pixels = torch.randn(1, 4, 3, vision["image_size"], vision["image_size"], device=device, dtype=model.dtype)
     call = {
         "input_ids": torch.cat([ids[:, :8], places, ids[:, 8:]], 1),
         "pixel_values_videos": pixels.repeat_interleave(FRAMES // 4, 1),
@@ -144,14 +139,11 @@ def _peak(entry: Entry) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
+    parser = script.parser(__doc__)
     parser.add_argument("--small", action="store_true", help="a tiny shape, to try the script out")
     parser.add_argument("--share", type=float, default=0.15, help="share of the visual tokens to keep")
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.exit(2, "there is no CUDA device here: try --device cpu --small\n")
+    arguments = script.parsed(parser)
     model, call = build(arguments.small, arguments.device)
     print(json.dumps(results.result(rows(model, call, arguments.share, arguments.rounds)), indent=1))
 

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 from PIL import Image
 from tqdm import tqdm
 
@@ -153,15 +152,14 @@ def cost(folder: Path, count: int) -> dict[str, float]:
     return {name: seconds / count for name, seconds in spent.items()}
 
 
-def measure(count: int) -> dict[str, Any]:
+def measure(items: int) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="batch-kills-"))
-    torch.set_num_threads(1)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)], check=True)
     try:
-        batch = PictureFolder(folder, count)
+        batch = PictureFolder(folder, items)
         said = kills(batch)
         keys = [json.loads(line)["key"] for line in (batch.output / ".mmaccel/records.jsonl").read_text().splitlines()]
-        found = {"items": count, "pictures": batch.there(), "records": len(keys), "keys": len(set(keys))}
+        found = {"items": items, "pictures": batch.there(), "records": len(keys), "keys": len(set(keys))}
         found |= {"wrong": wrong(batch), "said": said.splitlines(), "runs": batch.runs}
         (folder / "cost").mkdir()
         return {**results.result([]), **found, "seconds_an_item": cost(folder / "cost", COST)}
@@ -184,13 +182,5 @@ def page(result: dict[str, Any]) -> str:
     return pages.page(result, "A batch that is killed", intro, {"Its runs": pages.markdown(HEADINGS, lines)})
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--items", type=int, default=500)
-    args = parser.parse_args(argv)
-    result = measure(args.items)
-    pages.write(args.output, result, page)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure, items={"type": int, "default": 500})

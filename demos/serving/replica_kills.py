@@ -18,12 +18,11 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-import torch
 
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.serving.serve_load import MODEL, Served, ask, measured, picture, plain_pictures, serving
+from mmaccel.demos.serving.serve_load import MODEL, Served, ask, load_options, picture, plain_pictures, serving
 
 EVERY = 20  # seconds after which a replica may be killed
 REPLICAS = 2
@@ -104,7 +103,6 @@ def load(server: Served, clients: int, minutes: float) -> dict[str, Any]:
 
 
 def measure(minutes: float, clients: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
     with serving("replicas", "--preset=exact", "--ray", "--replicas", str(REPLICAS), "--waiting", "64") as server:
         return {**results.result([]), **load(server, clients, minutes)}
 
@@ -123,9 +121,5 @@ def page(result: dict[str, Any]) -> str:
     return pages.page(result, "Replicas that are killed", intro, {"What clients got": pages.markdown(HEADINGS, lines)})
 
 
-def main(argv: list[str] | None = None) -> None:
-    measured(argv, __doc__, measure, page, 5)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure, **load_options(minutes=5))

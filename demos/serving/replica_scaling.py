@@ -13,12 +13,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
-
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 from mmaccel.demos.serving.replica_kills import Clients, replicas
-from mmaccel.demos.serving.serve_load import MODEL, Served, measured, serving
+from mmaccel.demos.serving.serve_load import MODEL, Served, load_options, serving
 
 LEAST, MOST = 1, 2
 LOADING = 20  # seconds from the start of a replica's process until it surely answers
@@ -70,7 +68,6 @@ def _rate(finished: list[float], since: float, until: float) -> float | None:
 
 
 def measure(minutes: float, clients: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
     words = ("--preset=exact", "--ray", "--replicas", f"{LEAST}-{MOST}", "--waiting", "64")
     with serving("replicas", *words) as server:
         return {**results.result([]), **watched(server, clients, minutes)}
@@ -91,9 +88,5 @@ def page(result: dict[str, Any]) -> str:
     return pages.page(result, "Replicas as many as needed", intro, {"Replicas": pages.markdown(HEADINGS, rows)})
 
 
-def main(argv: list[str] | None = None) -> None:
-    measured(argv, __doc__, measure, page, 4)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure, **load_options(minutes=4))

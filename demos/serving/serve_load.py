@@ -29,7 +29,6 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-import torch
 from PIL import Image
 from tqdm import tqdm
 
@@ -137,7 +136,6 @@ def crowd(server: Served, prompt: str) -> dict[str, Any]:
 
 def measure(minutes: float, clients: int) -> dict[str, Any]:
     prompts = zoo.prompts(MODEL, 16, seed=5)
-    torch.set_num_threads(1)
     wanted = plain_pictures(prompts)
     # each prompt once with its seed and once without
     questions = [(text, i if (i + again) % 2 == 0 else None) for again in (0, 1) for i, text in enumerate(prompts)]
@@ -191,21 +189,10 @@ def page(result: dict[str, Any]) -> str:
     return pages.page(result, "A server under load", intro, {"What clients got": pages.markdown(HEADINGS, lines)})
 
 
-def main(argv: list[str] | None = None) -> None:
-    measured(argv, __doc__, measure, page, 10)
-
-
-def measured(
-    argv: list[str] | None, about: str | None, measure: Callable[..., Any], page: Callable[..., str], minutes: float
-) -> None:
-    """Measure for the minutes and with the clients of a command line, and write the result and its page."""
-    parser = pages.output_parser(about)
-    parser.add_argument("--minutes", type=float, default=minutes)
-    parser.add_argument("--clients", type=int, default=8)
-    args = parser.parse_args(argv)
-    result = measure(args.minutes, args.clients)
-    pages.write(args.output, result, page)
+def load_options(minutes: float) -> dict[str, dict[str, Any]]:
+    """The options of a script that loads a server."""
+    return {"minutes": {"type": float, "default": minutes}, "clients": {"type": int, "default": 8}}
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure, **load_options(minutes=10))

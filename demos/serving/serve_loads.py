@@ -1,6 +1,6 @@
 """Load two servers of speech or of video, accelerated and plain, in turns, and write down what clients get of each.
 
-    python -m mmaccel.demos.serving.serve_loads video --minutes 4 --output docs/benchmarks/long/serve_video
+    python -m mmaccel.demos.serving.serve_loads --kind video --minutes 4 --output docs/benchmarks/long/serve_video
 
 Clients send recordings, or ask for clips and fetch them, each as soon as it has the last answer, and hold it against
 the same server's when it had nothing else to do. At the end many more clients than the queue takes ask at once, and
@@ -9,10 +9,8 @@ those that were let in leave.
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
-import sys
 import time
 import wave
 from collections.abc import Callable
@@ -28,7 +26,7 @@ from tqdm import tqdm
 from mmaccel import zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.serving.serve_load import CROWD, HTTP, TURN, Served, cells, measured, serving, turn
+from mmaccel.demos.serving.serve_load import CROWD, HTTP, TURN, Served, cells, load_options, serving, turn
 from mmaccel.speech.audio.recordings import load_recordings
 
 SAMPLE_RATE = 16_000
@@ -213,7 +211,8 @@ class Load:
         return {"asked": CROWD, "refused": len(refusals), "slowest_refusal": last, "after_they_left": after}
 
 
-def measure(kind: Kind, minutes: float, clients: int) -> dict[str, Any]:
+def measure(served: str, minutes: float, clients: int) -> dict[str, Any]:
+    kind = KINDS[served]
     questions = kind.questions()
     with ExitStack() as stack:
         loads = list[Load]()
@@ -237,7 +236,7 @@ def page(result: dict[str, Any]) -> str:
     soon = "" if end["slowest_refusal"] is None else f", the last after {1000 * end['slowest_refusal']:.0f} ms"
     intro = (
         f"`mmaccel serve {kind.name}` with {kind.model} and {result['clients']} clients that ask for {kind.noun}, by"
-        f" `python -m mmaccel.demos.serving.serve_loads {kind.name}`: **{fast / plain:.2f}x** as many answers by"
+        f" `python -m mmaccel.demos.serving.serve_loads --kind {kind.name}`: **{fast / plain:.2f}x** as many answers by"
         f" {rows[1]['server']} as by {rows[0]['server']}. Clients went from one server to the other every {TURN}"
         f" seconds, each server on one thread. An answer is wrong if it is not what the same server gave while nobody"
         f" else asked{kind.within}; {same} of {of} of those were the same for both servers. At the end"
@@ -251,12 +250,6 @@ def page(result: dict[str, Any]) -> str:
     return pages.page(result, title, intro, {"What clients got": pages.markdown(HEADINGS, lines)})
 
 
-def main(argv: list[str] | None = None) -> None:
-    words = sys.argv[1:] if argv is None else argv
-    if not words or words[0] not in KINDS:
-        raise SystemExit(f"say first what is served: {' or '.join(KINDS)}")
-    measured(words[1:], __doc__, functools.partial(measure, KINDS[words[0]]), page, 4)
-
-
 if __name__ == "__main__":
-    main()
+    kind = {"choices": list(KINDS), "required": True, "help": "what is served", "dest": "served"}
+    pages.run(__doc__, page, measure, kind=kind, **load_options(minutes=4))

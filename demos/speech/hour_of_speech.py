@@ -120,16 +120,12 @@ def _table(rows: list[dict[str, Any]]) -> str:
     return pages.markdown(headings, lines)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=60, help="of audio, for each of the two streams")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(1)
+def measure(minutes: float) -> dict[str, Any]:
+    """Both streams."""
     recognizer = speech.StreamingRecognizer(*speech.load("moonshine-tiny"), timer=time.process_time)
-    made = (row for had in HOURS for row in rounds(recognizer, arguments.minutes, had))
-    pages.write(arguments.output, results.result(made), page)
+    return results.result(row for had in HOURS for row in rounds(recognizer, minutes, had))
 
 
 if __name__ == "__main__":
-    main()
+    minutes = {"type": float, "default": 60, "help": "of audio, for each of the two streams"}
+    pages.run(__doc__, page, measure, minutes=minutes)

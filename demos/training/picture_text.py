@@ -20,7 +20,8 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
-from . import emoji_world as world
+from mmaccel.zoo.worlds import emoji_world as world
+
 from .optimizer import optimizers_of
 from .recipe import Stage, begin, command_line, to_pixels
 from .word_tokenizer import word_tokenizer
@@ -54,21 +55,15 @@ def load(folder: Path) -> tuple[Any, Any]:
 def draw(seed: list[int], count: int) -> tuple[np.ndarray, list[world.EmojiScene]]:
     """Pictures of different things to learn from; a pure function of its arguments."""
     rng = np.random.default_rng(seed)
-    scenes = [_scene(rng, False, (str(name),)) for name in rng.permutation(world.FEATURED)[:count]]
+    scenes = [world.draw_scene(rng, False, (str(name),)) for name in rng.permutation(world.FEATURED)[:count]]
     return np.stack([world.render(scene, rng) for scene in scenes]), scenes
 
 
 def held_out(seed: list[int], count: int) -> tuple[np.ndarray, list[world.EmojiScene]]:
     """Pictures of scenes that are never learned from."""
     rng = np.random.default_rng(seed)
-    scenes = [_scene(rng, True, world.FEATURED) for _ in range(count)]
+    scenes = [world.draw_scene(rng, True, world.FEATURED) for _ in range(count)]
     return np.stack([world.render(scene, rng) for scene in scenes]), scenes
-
-
-def _scene(rng: np.random.Generator, held_out: bool, names: tuple[str, ...]) -> world.EmojiScene:
-    while (scene := world.random_scene(rng, names)).held_out != held_out:
-        pass
-    return scene
 
 
 def train(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace) -> CLIPModel:

@@ -57,8 +57,10 @@ def to_pixels(pictures: torch.Tensor) -> torch.Tensor:
 
 
 def classified(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross entropy of labels that are not `IGNORED`, and the share of them that is likeliest."""
+    """Cross entropy of labels that are not `IGNORED`, and the share of them that is likeliest; 0 and 1 without any."""
     known = labels != IGNORED
+    if not known.any():
+        return logits.sum() * 0, torch.ones(())
     logits, labels = logits[known].float(), labels[known]
     return F.cross_entropy(logits, labels), (logits.argmax(-1) == labels).float().mean()
 

@@ -131,15 +131,12 @@ def _line(rows: list[dict[str, Any]], name: str) -> list[str]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--clips", type=int, default=8, help="prompts (default 8)")
-    parser.add_argument("--guidance", type=float, default=3.0, help="default 3")
-    parser.add_argument("--seed", type=int, default=100)
-    args = pages.measuring(parser, argv)
-    for result in measure(args.clips, args.guidance, args.seed):
-        pages.write(args.output, result, page)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        clips={"type": int, "default": 8, "help": "prompts (default 8)"},
+        guidance={"type": float, "default": 3.0, "help": "default 3"},
+        seed={"type": int, "default": 100},
+    )

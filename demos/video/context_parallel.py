@@ -148,15 +148,10 @@ def _saved(rows: list[dict[str, Any]], world: int, way: str) -> float:
     return float(results.median(1 - mine / theirs for mine, theirs in zip(fast, plain, strict=True)))
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    result = results.result(measured(args.rounds))
-    pages.write(args.output, result, page)
+def measure(rounds: int) -> dict[str, Any]:
+    """Every count of processes."""
+    return results.result(measured(rounds))
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure, rounds={"type": int, "default": 5})

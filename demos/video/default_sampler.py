@@ -53,13 +53,6 @@ def page(result: dict[str, Any]) -> str:
     return pages.page(result, "Clips by Wan's default sampler", intro, sections)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--prompts", type=int, default=16, help="half of them with things that move (default 16)")
-    args = pages.measuring(parser, argv)
-    for result in measure(args.prompts):
-        pages.write(args.output, result, page)
-
-
 if __name__ == "__main__":
-    main()
+    prompts = {"type": int, "default": 16, "help": "half of them with things that move (default 16)"}
+    pages.run(__doc__, page, measure, prompts=prompts)

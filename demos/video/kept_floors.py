@@ -112,16 +112,13 @@ def _line(sampler: str, floor: float, rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--floors", type=float, nargs="+", default=[30.0, 40.0], help="PSNR in dB")
-    parser.add_argument("--sessions", type=int, default=3, help="each with another first prompt (default 3)")
-    parser.add_argument("--others", type=int, default=8, help="prompts of each behind the first (default 8)")
-    parser.add_argument("--seed", type=int, default=7700, help="of prompts and noise")
-    args = pages.measuring(parser, argv)
-    for result in measure(args.floors, args.sessions, args.others, args.seed):
-        pages.write(args.output, result, page)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        floors={"type": float, "nargs": "+", "default": [30.0, 40.0], "help": "PSNR in dB"},
+        sessions={"type": int, "default": 3, "help": "each with another first prompt (default 3)"},
+        others={"type": int, "default": 8, "help": "prompts of each behind the first (default 8)"},
+        seed={"type": int, "default": 7700, "help": "of prompts and noise"},
+    )

@@ -22,6 +22,7 @@ from mmaccel import video, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 from mmaccel.demos.video.recognized_things import Asked
+from mmaccel.video.quality import decoded
 
 MODEL = "tiny-far"
 PLAIN = "plain"
@@ -85,12 +86,8 @@ def _drawn(
 def _last(pipe: Any, latents: torch.Tensor) -> torch.Tensor:
     """The frames of the last blocks, `[T, 3, H, W]`, decoded behind a block that is left out again."""
     block = pipe.transformer.config.chunk_partition[0]
-    vae, part = pipe.vae, latents[:, :, -(TAIL + 1) * block :]
-    mean, deviation = (
-        torch.tensor(values).view(1, -1, 1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std)
-    )
-    decoded = vae.decode(part * deviation + mean).sample[0].transpose(0, 1)
-    return (decoded[-TAIL * FRAMES :] / 2 + 0.5).clamp(0, 1)
+    frames = decoded(pipe.vae, latents[:, :, -(TAIL + 1) * block :])[0].transpose(0, 1)
+    return (frames[-TAIL * FRAMES :] / 2 + 0.5).clamp(0, 1)
 
 
 def page(result: dict[str, Any]) -> str:
@@ -125,16 +122,13 @@ def _line(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--blocks", type=int, nargs="+", default=[9, 18, 36, 200], help="lengths of videos")
-    parser.add_argument("--clips", type=int, default=4, help="prompts (default 4)")
-    parser.add_argument("--steps", type=int, default=4, help="of a block (default 4)")
-    parser.add_argument("--seed", type=int, default=200)
-    args = pages.measuring(parser, argv)
-    for result in measure(args.blocks, args.clips, args.steps, args.seed):
-        pages.write(args.output, result, page)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        blocks={"type": int, "nargs": "+", "default": [9, 18, 36, 200], "help": "lengths of videos"},
+        clips={"type": int, "default": 4, "help": "prompts (default 4)"},
+        steps={"type": int, "default": 4, "help": "of a block (default 4)"},
+        seed={"type": int, "default": 200},
+    )

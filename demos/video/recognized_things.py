@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn.functional import conv2d
 
-from mmaccel.demos.training import moving_world as world
-from mmaccel.demos.training.emoji_world import sprite
+from mmaccel.zoo.worlds import moving_world as world
+from mmaccel.zoo.worlds.emoji_world import sprite
 
 LIKE = 0.25  # root of the mean squared error of a thing's pixels, up to which it is recognized
 STILL = 6  # pixels that what stays may move

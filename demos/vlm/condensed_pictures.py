@@ -30,10 +30,11 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.demos.training import emoji_world, picture_text
+from mmaccel.demos.training import picture_text
 from mmaccel.demos.training.recipe import to_pixels
 from mmaccel.testing.untrained import untrained
 from mmaccel.vlm.encoders.condensing import Condensing
+from mmaccel.zoo.worlds import emoji_world
 
 KEEPS = (0.7, 0.5, 0.3)
 SIDES = (7 / 8, 3 / 4)  # of a smaller picture, as a share
@@ -220,22 +221,22 @@ def _times(rows: list[dict[str, Any]]) -> str:
     return pages.markdown(("way", *headings), lines)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the small CLIP")
-    parser.add_argument("--pictures", type=int, default=500, help="pictures of each shift (default 500)")
-    parser.add_argument("--rounds", type=int, default=5, help="calls of each way and batch that are timed (default 5)")
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8], help="pictures of a call that is timed")
-    parser.add_argument("--seed", type=int, default=0)
-    args = pages.measuring(parser, argv)
-    model, tokenizer = picture_text.load(args.model)
+def measure(model: Path, pictures: int, rounds: int, batches: list[int], seed: int) -> dict[str, Any]:
+    """What each way says of pictures, and how long it takes."""
+    clip, tokenizer = picture_text.load(model)
     with torch.no_grad():
-        rows = itertools.chain(
-            right(model, tokenizer, args.pictures, args.seed), times(tuple(args.batches), args.rounds)
-        )
-        result = results.result(rows)
-    pages.write(args.output, result, page)
+        rows = itertools.chain(right(clip, tokenizer, pictures, seed), times(tuple(batches), rounds))
+        return results.result(rows)
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        model={"type": Path, "required": True, "help": "folder of the small CLIP"},
+        pictures={"type": int, "default": 500, "help": "pictures of each shift (default 500)"},
+        rounds={"type": int, "default": 5, "help": "calls of each way and batch that are timed (default 5)"},
+        batches={"type": int, "nargs": "*", "default": [1, 8], "help": "pictures of a call that is timed"},
+        seed={"type": int, "default": 0},
+    )

@@ -104,26 +104,29 @@ def plain_right(model: Any, processor: Any, asked: list[list[Any]]) -> float:
     return sum(right) / len(right)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--frames", type=int, default=1800, help="frames, one every two seconds (default 1800)")
-    parser.add_argument("--memory", type=int, default=512, help="visual tokens that are remembered (default 512)")
-    parser.add_argument("--policy", default="window", help="which frames are forgotten (default window)")
-    parser.add_argument("--keep", type=float, default=0.25, help="share of a frame's tokens (default 0.25)")
-    parser.add_argument("--slow", action="store_true", help="clips of slow things instead of brief events")
-    args = pages.measuring(parser, argv)
+def measure(frames: int, memory: int, policy: str, keep: float, slow: bool) -> dict[str, Any]:
+    """Every way on the same clips, clip by clip."""
     model, processor = zoo.load(MODEL)
-    asked = clips(-(-args.frames // 32), brief=not args.slow)
-    method = vlm.StreamingCompression(keep=args.keep)
-    kept = {"memory": args.memory, "policy": args.policy}
+    asked = clips(-(-frames // 32), brief=not slow)
+    method = vlm.StreamingCompression(keep=keep)
+    kept: dict[str, Any] = {"memory": memory, "policy": policy}
     streams = {way: vlm.VideoStream(model, processor, method, **kept, **more) for way, more in WAYS.items()}
     result = results.result(
         {"way": way, **push_and_ask(stream, one)} for one in tqdm(asked, unit="clip") for way, stream in streams.items()
     )
-    result["stream"] = f"vlm.VideoStream({method}, memory={args.memory}, policy={args.policy!r})"
+    result["stream"] = f"vlm.VideoStream({method}, memory={memory}, policy={policy!r})"
     result["plain_right"] = plain_right(model, processor, asked)
-    pages.write(args.output, result, page)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        frames={"type": int, "default": 1800, "help": "frames, one every two seconds (default 1800)"},
+        memory={"type": int, "default": 512, "help": "visual tokens that are remembered (default 512)"},
+        policy={"default": "window", "help": "which frames are forgotten (default window)"},
+        keep={"type": float, "default": 0.25, "help": "share of a frame's tokens (default 0.25)"},
+        slow={"action": "store_true", "help": "clips of slow things instead of brief events"},
+    )

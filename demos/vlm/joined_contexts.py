@@ -217,20 +217,18 @@ def _of(rows: list[dict[str, Any]], way: str, key: tuple[str, ...]) -> dict[tupl
     return {tuple(row[name] for name in key): row for row in rows if row["way"] == way}
 
 
-def measure(seeds: list[int], clips: int, seed: int) -> dict[str, Any]:
+def measure(prompts: list[int], clips: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        rows = itertools.chain(about_pages(seeds, Path(folder)), about_clips(clips, seed, Path(folder)))
+        rows = itertools.chain(about_pages(prompts, Path(folder)), about_clips(clips, seed, Path(folder)))
         return results.result(rows)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--prompts", type=int, nargs="*", default=list(range(100, 108)), help="seeds of prompts")
-    parser.add_argument("--clips", type=int, default=24, help="questions about clips")
-    parser.add_argument("--seed", type=int, default=100, help="of the clips")
-    args = pages.measuring(parser, argv)
-    pages.write(args.output, measure(args.prompts, args.clips, args.seed), page)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        prompts={"type": int, "nargs": "*", "default": list(range(100, 108)), "help": "seeds of prompts"},
+        clips={"type": int, "default": 24, "help": "questions about clips"},
+        seed={"type": int, "default": 100, "help": "of the clips"},
+    )

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 import mmaccel
@@ -34,22 +33,20 @@ WAYS: dict[str, tuple[Method, ...]] = {
 HEADINGS = ("method", "first token", "speed-up", "loss", "added", "added, worst text", "found")
 
 
-def measure(length: int, seeds: list[int], needles: list[int], needle_length: int) -> Iterator[dict[str, Any]]:
+def measure(length: int, texts: list[int], needles: list[int], needle_length: int) -> Iterator[dict[str, Any]]:
     """What was found after each text and planted number, all from the first on."""
-    torch.set_num_threads(1)
     model, tokenizer = language_tasks.load()
-    texts = [language_tasks.text_task(tokenizer, length, seed) for seed in seeds]
-    reading = language_tasks.Reading(model, texts)
+    reading = language_tasks.Reading(model, [language_tasks.text_task(tokenizer, length, seed) for seed in texts])
     asked = [language_tasks.needle_task(tokenizer, needle_length, seed) for seed in needles]
     samples: list[dict[str, Any]] = []
-    for turn in range(max(len(seeds), len(needles))):
+    for turn in range(max(len(texts), len(needles))):
         names = list(WAYS)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with mmaccel.accelerate(model, *WAYS[name]) if WAYS[name] else nullcontext(model) as target:
-                if turn < len(seeds):
+                if turn < len(texts):
                     first = FirstToken()
                     loss = reading.run(target, turn, streamer=first)
-                    kind = language_tasks.kind_of(seeds[turn])
+                    kind = language_tasks.kind_of(texts[turn])
                     spent = {"seconds": first.seconds, "processor_seconds": first.processor}
                     samples.append({"way": name, "text": kind, **spent, "loss": loss})
                 if turn < len(needles):
@@ -93,16 +90,13 @@ def _line(samples: list[dict[str, Any]], name: str) -> list[str]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--length", type=int, default=8000, help="tokens of a prompt")
-    parser.add_argument("--texts", type=int, nargs="*", default=list(range(8)), help="seeds of texts, each of a kind")
-    parser.add_argument("--needles", type=int, nargs="*", default=list(range(8)), help="seeds of planted numbers")
-    parser.add_argument("--needle-length", type=int, default=8000, help="tokens of a prompt with a planted number")
-    args = parser.parse_args(argv)
-    for result in measure(args.length, args.texts, args.needles, args.needle_length):
-        pages.write(args.output, result, page)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        length={"type": int, "default": 8000, "help": "tokens of a prompt"},
+        texts={"type": int, "nargs": "*", "default": list(range(8)), "help": "seeds of texts, each of a kind"},
+        needles={"type": int, "nargs": "*", "default": list(range(8)), "help": "seeds of planted numbers"},
+        needle_length={"type": int, "default": 8000, "help": "tokens of a prompt with a planted number"},
+    )

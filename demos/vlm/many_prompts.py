@@ -83,19 +83,22 @@ def _line(number: int, some: list[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--prompts", type=int, default=1000)
-    parser.add_argument("--new", type=int, default=24, help="tokens of an answer (default 24)")
-    args = pages.measuring(parser, argv)
+def measure(count: int, new: int) -> dict[str, Any]:
+    """All prompts, one by one in one session."""
     model, _ = zoo.load(MODEL)
     method = vlm.FusedDraft()
     with mmaccel.accelerate(model, method) as session:
-        asked = tqdm(prompts(model, args.prompts), total=args.prompts, unit="prompt")
-        result = results.result(answer(session, ids, args.new) for ids in asked)
+        asked = tqdm(prompts(model, count), total=count, unit="prompt")
+        result = results.result(answer(session, ids, new) for ids in asked)
     result["method"], result["held"] = str(method), [str(held) for held in method.held()]
-    pages.write(args.output, result, page)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        prompts={"type": int, "default": 1000, "dest": "count"},
+        new={"type": int, "default": 24, "help": "tokens of an answer (default 24)"},
+    )

@@ -29,18 +29,18 @@ MERGED = "FastVGGT()"
 HEADINGS = ("views", "tokens", "tokens in attention", "plain", MERGED, "speed-up", "half of the views")
 
 
-def measure(counts: list[int], turns: int) -> Iterator[dict[str, Any]]:
+def measure(views: list[int], turns: int) -> Iterator[dict[str, Any]]:
     """A result after each number of views, with all samples up to then."""
     torch.manual_seed(0)
     model = VGGT(WIDTH, HEADS, depth=1).eval()
     samples: list[dict[str, Any]] = []
-    for count in tqdm(counts, unit="count of views"):
+    for count in tqdm(views, unit="count of views"):
         generator = torch.Generator().manual_seed(count)
         scene = torch.rand(1, 1, 3, ROWS * PATCH, COLUMNS * PATCH, generator=generator)
-        views = 0.7 * scene + 0.3 * torch.rand(1, count, *scene.shape[2:], generator=generator)
+        seen = 0.7 * scene + 0.3 * torch.rand(1, count, *scene.shape[2:], generator=generator)
         for turn in range(turns):
             for way in ("plain", MERGED, "half"):
-                samples.append({"way": way, "views": count, "turn": turn, **timed(model, way, views)})
+                samples.append({"way": way, "views": count, "turn": turn, **timed(model, way, seen)})
         yield {**results.result([]), "samples": samples}
 
 
@@ -88,14 +88,11 @@ def _line(samples: list[dict[str, Any]], count: int) -> list[str]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--views", type=int, nargs="+", default=list(VIEWS), help="numbers of views")
-    parser.add_argument("--turns", type=int, default=3, help="times that each is measured (default 3)")
-    args = pages.measuring(parser, argv)
-    for result in measure(args.views, args.turns):
-        pages.write(args.output, result, page)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        views={"type": int, "nargs": "+", "default": list(VIEWS), "help": "numbers of views"},
+        turns={"type": int, "default": 3, "help": "times that each is measured (default 3)"},
+    )

@@ -85,17 +85,6 @@ def _median(rows: list[dict[str, Any]], way: str, name: str) -> float:
     return results.median(row[name] for row in rows if row["way"] == way)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--questions", type=int, default=40)
-    parser.add_argument("--keep", type=float, default=0.15, help="share of the visual tokens (default 0.15)")
-    args = pages.measuring(parser, argv)
-    asked = zoo.questions(MODEL, args.questions, seed=0, brief=True)
-    result = results.result(tqdm(measured(asked, args.keep), unit="answer"))
-    result["clips"] = len({id(question.frames) for question in asked})
-    pages.write(args.output, result, page)
-
-
 def measured(asked: list[Any], keep: float) -> Any:
     """A row for each question and way, each on a model of its own, in turns."""
     targets = {}
@@ -108,5 +97,19 @@ def measured(asked: list[Any], keep: float) -> Any:
             yield {"way": way, "question": number, **answer(model, inputs, session)}
 
 
+def measure(questions: int, keep: float) -> dict[str, Any]:
+    """All questions."""
+    asked = zoo.questions(MODEL, questions, seed=0, brief=True)
+    result = results.result(tqdm(measured(asked, keep), unit="answer"))
+    result["clips"] = len({id(question.frames) for question in asked})
+    return result
+
+
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        questions={"type": int, "default": 40},
+        keep={"type": float, "default": 0.15, "help": "share of the visual tokens (default 0.15)"},
+    )

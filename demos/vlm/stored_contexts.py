@@ -130,7 +130,6 @@ def _is_large(path: Path) -> bool:
 
 
 def measure(lengths: list[int], count: int, clip_count: int, contexts: int, kills: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         model, processor = zoo.load("tiny-onevision")
@@ -180,17 +179,14 @@ def _line(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--lengths", type=int, nargs="*", default=[2000, 7900], help="tokens of the texts")
-    parser.add_argument("--texts", type=int, default=2, help="texts of each length")
-    parser.add_argument("--clips", type=int, default=10)
-    parser.add_argument("--contexts", type=int, default=1000, help="of the store whose writer is killed")
-    parser.add_argument("--kills", type=int, default=4)
-    args = parser.parse_args(argv)
-    result = measure(args.lengths, args.texts, args.clips, args.contexts, args.kills)
-    pages.write(args.output, result, page)
-
-
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        lengths={"type": int, "nargs": "*", "default": [2000, 7900], "help": "tokens of the texts"},
+        texts={"type": int, "default": 2, "help": "texts of each length", "dest": "count"},
+        clips={"type": int, "default": 10, "dest": "clip_count"},
+        contexts={"type": int, "default": 1000, "help": "of the store whose writer is killed"},
+        kills={"type": int, "default": 4},
+    )

@@ -84,14 +84,17 @@ def _same(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{one['quality']:.0%} of {one['method']}'s, {one['mode']}" for one in told)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--prompts", type=int, default=len(CHAT), help="of each kind")
-    names = [mode.name for mode in ALL]
-    parser.add_argument("--modes", nargs="+", choices=names, default=names, help="how texts are written (default all)")
-    args = pages.measuring(parser, argv)
-    pages.write(args.output, results.result(measured(args.prompts, args.modes)), page)
+def measure(prompts: int, modes: list[str]) -> dict[str, Any]:
+    """Every way of writing."""
+    return results.result(measured(prompts, modes))
 
 
 if __name__ == "__main__":
-    main()
+    names = [mode.name for mode in ALL]
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        prompts={"type": int, "default": len(CHAT), "help": "of each kind"},
+        modes={"nargs": "+", "choices": names, "default": names, "help": "how texts are written (default all)"},
+    )

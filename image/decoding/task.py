@@ -11,13 +11,14 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmaccel.cache import RollbackCache
+from mmaccel.cache.argument import cached
 from mmaccel.decoding import gumbel
 
 from .layout import Layout
 from .sampling import Sampling
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ImageTask(ABC):
     """What a decoder has to know of one call: the prompt, the layout, and the parts of the model.
 
@@ -34,10 +35,12 @@ class ImageTask(ABC):
         Classifier-free guidance scale; used if `branches` is 2.
     batch, branches
         Pictures to make, and 2 with guidance (else 1).
-    prompt_mask
-        Bool `[rows, P]`, False at left padding.
+    prompt_ids, prompt_mask
+        `[rows, P]` each; the mask is False at left padding.
     codes, specials
         Image codes, and special tokens after them.
+    as_dict
+        Whether the result is that of `return_dict_in_generate=True`.
     """
 
     model: Any
@@ -46,9 +49,11 @@ class ImageTask(ABC):
     guidance: float
     batch: int
     branches: int
+    prompt_ids: torch.Tensor
     prompt_mask: torch.Tensor
     codes: int
     specials: int
+    as_dict: bool
 
     @property
     def device(self) -> torch.device:
@@ -63,15 +68,15 @@ class ImageTask(ABC):
         """Positions of the prompt tokens, `[rows, P]`, as transformers counts them under left padding."""
         return (self.prompt_mask.long().cumsum(-1) - 1).clamp_min(0)
 
-    @abstractmethod
     def prefill(self, cache: RollbackCache) -> torch.Tensor:
         """Run the prompt; hidden states after its last token, `[rows, D]`."""
+        embeddings = self.model.get_input_embeddings()(self.prompt_ids)
+        return self._states(embeddings, self.prompt_mask.long(), self.text_positions, cache)[:, -1]
 
     @abstractmethod
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Local token ids `[rows, W]` to embeddings `[rows, W, D]`."""
 
-    @abstractmethod
     def run(
         self,
         embeddings: torch.Tensor,
@@ -80,6 +85,20 @@ class ImageTask(ABC):
         cache: RollbackCache,
     ) -> torch.Tensor:
         """One forward over image tokens; `positions [rows, W]` count from the first image token."""
+        return self._states(embeddings, mask, positions + self.prompt_mask.sum(-1, keepdim=True), cache)
+
+    def _states(
+        self,
+        embeddings: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor,
+        cache: RollbackCache,
+    ) -> torch.Tensor:
+        """Hidden states of the language model, at positions as it counts them itself."""
+        output = language_model(self.model)(
+            inputs_embeds=embeddings, attention_mask=mask, position_ids=positions, **cached(cache), use_cache=True
+        )
+        return output.last_hidden_state
 
     @abstractmethod
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -106,6 +125,11 @@ class ImageTask(ABC):
 
 
 Progress = Callable[[int, int], None]
+
+
+def language_model(model: Any) -> Any:
+    """The part of an image model that every pass goes through."""
+    return getattr(model.model, "language_model", None) or model.model.text_model
 
 
 def as_output(sequences: torch.Tensor) -> GenerateDecoderOnlyOutput:

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 
 from mmaccel.adapter import register_adapter
-from mmaccel.cache import RollbackCache
-from mmaccel.cache.argument import cached
 from mmaccel.decoding.setting import setting
 from mmaccel.errors import UnsupportedTargetError
 
@@ -20,36 +18,6 @@ from .vocabulary import VocabularyTask, check_room, missing_limit, read_prompts
 
 END_OF_LINE, END_OF_FRAME, END_OF_IMAGE = "<|extra_200|>", "<|extra_201|>", "<|image end|>"
 IMAGE_START = "<|image token|>"
-
-
-class Emu3Task(VocabularyTask):
-    """Rows of `width` codes and an end of line, closed by end of frame, image and sequence."""
-
-    def prefill(self, cache: RollbackCache) -> torch.Tensor:
-        output = self.model.model.text_model(
-            input_ids=self.prompt_ids,
-            attention_mask=self.prompt_mask.long(),
-            position_ids=self.text_positions,
-            **cached(cache),
-            use_cache=True,
-        )
-        return output.last_hidden_state[:, -1]
-
-    def run(
-        self,
-        embeddings: torch.Tensor,
-        mask: torch.Tensor | None,
-        positions: torch.Tensor,
-        cache: RollbackCache,
-    ) -> torch.Tensor:
-        output = self.model.model.text_model(
-            inputs_embeds=embeddings,
-            attention_mask=mask,
-            position_ids=positions + self.prompt_mask.sum(-1, keepdim=True),
-            **cached(cache),
-            use_cache=True,
-        )
-        return output.last_hidden_state
 
 
 @register_adapter
@@ -88,20 +56,15 @@ class Emu3Adapter(ImageAdapter):
                 "prefix_allowed_tokens_fn allows fewer tokens than a picture is made of: leave it out, or call the"
                 " model's own generate"
             )
-        task = Emu3Task(
+        return VocabularyTask(
             model=self.model,
             layout=layout,
             sampling=Sampling.from_config(prompts.config, set(self.model.vocabulary_mapping.image_tokens)),
-            guidance=prompts.guidance,
-            batch=prompts.own.shape[0],
-            branches=prompts.branches,
-            prompt_mask=prompts.mask.bool(),
             codes=len(self.model.vocabulary_mapping.image_tokens),
             specials=4,
+            ids=ids_table.to(prompts.ids.device),
+            **prompts.of_task(),
         )
-        task.prompt_ids, task.own_prompt = prompts.ids, prompts.own
-        task.ids, task.as_dict = ids_table.to(prompts.ids.device), bool(prompts.config.return_dict_in_generate)
-        return task
 
     def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
         return not self._grammar(kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .vocabulary import VocabularyTask, check_room, missing_limit, read_prompts
 STATE = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")
 
 
+@dataclass(kw_only=True)
 class GlmImageTask(VocabularyTask):
     """Preview codes, then large codes, then one end token.
 
@@ -33,7 +35,7 @@ class GlmImageTask(VocabularyTask):
     """
 
     inputs: dict[str, Any]
-    table: torch.Tensor
+    table: torch.Tensor = field(init=False)
 
     def prefill(self, cache: RollbackCache) -> torch.Tensor:
         inner = self.model.model
@@ -61,14 +63,7 @@ class GlmImageTask(VocabularyTask):
     ) -> torch.Tensor:
         # A window may hang over the end of the picture; the table does not.
         index = positions.clamp_max(self.table.shape[2] - 1)[:, None].expand(-1, 3, -1)
-        output = self.model.model.language_model(
-            inputs_embeds=embeddings,
-            attention_mask=mask,
-            position_ids=self.table.gather(2, index).transpose(0, 1),
-            **cached(cache),
-            use_cache=True,
-        )
-        return output.last_hidden_state
+        return self._states(embeddings, mask, self.table.gather(2, index).transpose(0, 1), cache)
 
 
 @register_adapter
@@ -111,22 +106,16 @@ class GlmImageAdapter(ImageAdapter):
         layout = self._layout(prompts.own[::times], inputs)
         check_room(prompts, layout)
         codes = self.model.config.vq_config.num_embeddings
-        task = GlmImageTask(
+        return GlmImageTask(
             model=self.model,
             layout=layout,
             sampling=Sampling.from_config(prompts.config, range(codes)),
-            guidance=prompts.guidance,
-            batch=prompts.own.shape[0],
-            branches=prompts.branches,
-            prompt_mask=prompts.mask.bool(),
             codes=codes,
             specials=1,
+            ids=torch.tensor([*range(codes), self.model.config.image_end_token_id], device=prompts.ids.device),
+            inputs=self._expanded(inputs, prompts.own.shape[0] // times, times, prompts.branches),
+            **prompts.of_task(),
         )
-        task.prompt_ids, task.own_prompt = prompts.ids, prompts.own
-        task.ids = torch.tensor([*range(codes), self.model.config.image_end_token_id], device=prompts.ids.device)
-        task.inputs = self._expanded(inputs, prompts.own.shape[0] // times, times, prompts.branches)
-        task.as_dict = bool(prompts.config.return_dict_in_generate)
-        return task
 
     def _layout(self, ids: torch.Tensor, inputs: dict[str, Any]) -> Layout:
         """The grids still to be written, last one first, as the model itself orders them."""

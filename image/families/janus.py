@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from mmaccel.adapter import register_adapter
-from mmaccel.cache import RollbackCache
-from mmaccel.cache.argument import cached
 from mmaccel.decoding.setting import setting
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.private import generation_settings
@@ -25,37 +23,8 @@ DEFAULT_GUIDANCE = 5.0  # what the model's own generate falls back to
 class JanusTask(ImageTask):
     """One picture per row, 576 tokens in Janus-Pro."""
 
-    prompt_ids: torch.Tensor
-    as_dict: bool = False
-
-    def prefill(self, cache: RollbackCache) -> torch.Tensor:
-        output = self.model.model.language_model(
-            inputs_embeds=self.model.get_input_embeddings()(self.prompt_ids),
-            attention_mask=self.prompt_mask.long(),
-            position_ids=self.text_positions,
-            **cached(cache),
-            use_cache=True,
-        )
-        return output.last_hidden_state[:, -1]
-
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.model.prepare_embeddings_for_image_generation(tokens)
-
-    def run(
-        self,
-        embeddings: torch.Tensor,
-        mask: torch.Tensor | None,
-        positions: torch.Tensor,
-        cache: RollbackCache,
-    ) -> torch.Tensor:
-        output = self.model.model.language_model(
-            inputs_embeds=embeddings,
-            attention_mask=mask,
-            position_ids=positions + self.prompt_mask.sum(-1, keepdim=True),
-            **cached(cache),
-            use_cache=True,
-        )
-        return output.last_hidden_state
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.model.generation_head(hidden)
@@ -120,16 +89,16 @@ class JanusAdapter(ImageAdapter):
             kept = (ids == config.bos_token_id) | (ids == config.generation_kwargs["boi_token_id"])
             ids = torch.cat([ids, ids.masked_fill(~kept, config.pad_token_id)])
             mask = mask.repeat(2, 1)
-        task = JanusTask(
+        return JanusTask(
             model=self.model,
             layout=self.layout(),
             sampling=Sampling.from_config(config, range(self.model.config.vq_config.num_embeddings)),
             guidance=guidance,
             batch=batch,
             branches=branches,
+            prompt_ids=ids,
             prompt_mask=mask.bool(),
             codes=self.model.config.vq_config.num_embeddings,
             specials=0,
+            as_dict=bool(config.return_dict_in_generate),
         )
-        task.prompt_ids, task.as_dict = ids, bool(config.return_dict_in_generate)
-        return task

@@ -19,6 +19,7 @@ from .adapter import left_pad, prompt_of
 UNASKED_LENGTH = 20  # `max_length` of transformers where nobody gives one
 
 
+@dataclass(kw_only=True)
 class VocabularyTask(ImageTask):
     """A task whose local ids are a selection of the model's vocabulary.
 
@@ -26,16 +27,12 @@ class VocabularyTask(ImageTask):
     ----------
     ids
         Model id of each local id, `[codes + specials]`.
-    prompt_ids
-        `[rows, P]`.
     own_prompt
         `[batch, p]`, what the result begins with.
     """
 
     ids: torch.Tensor
     own_prompt: torch.Tensor
-    prompt_ids: torch.Tensor
-    as_dict: bool = False
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.model.get_input_embeddings()(self.ids[tokens])
@@ -96,6 +93,18 @@ class Prompts:
     @property
     def branches(self) -> int:
         return self.ids.shape[0] // self.own.shape[0]
+
+    def of_task(self) -> dict[str, Any]:
+        """What a task takes from them."""
+        return {
+            "guidance": self.guidance,
+            "batch": self.own.shape[0],
+            "branches": self.branches,
+            "prompt_ids": self.ids,
+            "prompt_mask": self.mask.bool(),
+            "own_prompt": self.own,
+            "as_dict": bool(self.config.return_dict_in_generate),
+        }
 
 
 def read_prompts(model: Any, kwargs: dict[str, Any]) -> Prompts:

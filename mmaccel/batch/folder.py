@@ -64,8 +64,7 @@ class OutputFolder:
         except Timeout:
             raise SettingError(f"another run writes to {self.path}: wait for its end, or choose another -o") from None
         try:
-            self._read_records()
-            self._check_manifest()
+            self._go_on()
             shutil.rmtree(self.unfinished, ignore_errors=True)
             self.unfinished.mkdir()
             self._appended = self.list.open("ab")
@@ -81,32 +80,32 @@ class OutputFolder:
         shutil.rmtree(self.unfinished, ignore_errors=True)
         self._lock.release()
 
-    def _check_manifest(self) -> None:
-        path = self.inner / "manifest.json"
-        if path.exists() and self.records:
-            advice = f"choose another -o, or delete {self.path}"
-            try:
-                found = json.loads(path.read_bytes())
-            except (ValueError, RecursionError) as error:
-                raise SettingError(f"{path} is not JSON ({error}): {advice}") from error
-            wanted = json.loads(json.dumps(self.manifest))
-            if found != wanted:
-                raise SettingError(f"{self.path} holds outputs of another run ({_difference(found, wanted)}): {advice}")
-            return
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(self.manifest, indent=1) + "\n", encoding="utf-8")
+    def _go_on(self) -> None:
+        """Take over what is finished here; where it was made otherwise, nothing is written."""
+        path, records = self.inner / "manifest.json", self._listed()
+        wanted = json.loads(json.dumps(self.manifest))
+        advice = f"choose another -o, or delete {self.path}"
+        try:
+            found = json.loads(path.read_bytes()) if records and path.exists() else wanted
+        except (ValueError, RecursionError) as error:
+            raise SettingError(f"{path} is not JSON ({error}): {advice}") from error
+        ending = found.get("ending") if isinstance(found, dict) else self.ending  # of the outputs that are there
+        self.records = {key: record for key, record in records.items() if (self.path / f"{key}{ending}").is_file()}
+        if self.records and found != wanted:
+            raise SettingError(f"{self.path} holds outputs of another run ({_difference(found, wanted)}): {advice}")
+        _write(path, json.dumps(self.manifest, indent=1) + "\n")
+        _write(self.list, "".join(map(_written, self.records.values())))
 
-    def _read_records(self) -> None:
-        """The records whose outputs are there; all others are dropped from the list, in one step."""
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """All records of the list, by key."""
+        records = {}
         for line in self.list.read_bytes().splitlines() if self.list.exists() else ():
             try:
                 record = json.loads(line)
-                self.records[record["key"]] = record
+                records[record["key"]] = record
             except (ValueError, TypeError, KeyError):
                 continue  # the process ended while it wrote this one
-        self.records = {key: record for key, record in self.records.items() if self.output(key).is_file()}
-        with replacing(self.list) as temporary:
-            temporary.write_text("".join(map(_written, self.records.values())), encoding="utf-8")
+        return records
 
     def output(self, key: str) -> Path:
         """Where the output of a key is."""
@@ -125,10 +124,16 @@ class OutputFolder:
             raise SettingError(
                 f"{output} is there already, and this run did not make it: move it, or choose another -o"
             )
-        if record is not None and record.get("digest") != item.digest():
+        if record is None:
+            return False
+        known = record.get("contents", {})
+        contents = item.contents(known)
+        if record.get("digest") != item.digest(contents):
             why = "from another item with this key, or from a file that has changed since"
             raise SettingError(f"{output} was made {why}: delete it, or choose another -o")
-        return record is not None
+        if contents != known:  # a file that was touched, or a record of an earlier version: not read the next time
+            self._append({**record, "contents": contents})
+        return True
 
     def temporary(self, number: int) -> Path:
         """Where the output of a task is written before it is committed."""
@@ -140,6 +145,7 @@ class OutputFolder:
         record = {
             "key": item.key,
             "digest": made.digest,
+            "contents": made.contents,
             "seconds": made.seconds,
             "plain_seconds": made.plain_seconds,
             "report": made.report,
@@ -148,19 +154,25 @@ class OutputFolder:
         output.parent.mkdir(parents=True, exist_ok=True)
         with made.task.temporary.open("rb+") as written:  # a record never outlives what it tells of
             os.fsync(written.fileno())
-        self._appended.write(_written(record).encode())
-        self._appended.flush()
+        self._append(record)
         os.fsync(self._appended.fileno())
         made.task.temporary.replace(output)
         self.records[item.key] = record
 
+    def _append(self, record: dict[str, Any]) -> None:
+        self._appended.write(_written(record).encode())
+        self._appended.flush()
+
     def write_failures(self, failures: dict[str, str]) -> Path:
         """Write down which items failed in this run, and why; returns the file."""
         path = self.inner / "failures.jsonl"
-        with replacing(path) as temporary:
-            lines = (_written({"key": key, "error": error}) for key, error in failures.items())
-            temporary.write_text("".join(lines), encoding="utf-8")
+        _write(path, "".join(_written({"key": key, "error": error}) for key, error in failures.items()))
         return path
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _written(record: dict[str, Any]) -> str:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from .batching import Batching
 
 TEXT = ".txt"  # of a folder's files, where a kind takes texts
 LONGEST_TEXT, LONGEST_LINE = 1 << 16, 1 << 20  # bytes
+SETTLED = 2_000_000_000  # nanoseconds since a change; some file systems tell times only to two seconds
 LONGEST_NAME, LONGEST_KEY = 200, 1000  # bytes, without folder and ending
 # Of a part of a key, which names a file: nothing that a file system, or a terminal, takes for something else.
 PART = re.compile(r"""[^./\\:*?"<>|\x00-\x1f\x7f ][^/\\:*?"<>|\x00-\x1f\x7f]*""")
@@ -42,15 +44,27 @@ class Item:
     problem: str = ""
     files: tuple[str, ...] = ()
 
-    def digest(self) -> str:
+    def contents(self, known: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+        """The hash of each file, and the state in which it was read; one that is still in the `known` is not read."""
+        before = known or {}
+        return {name: _content(self.fields[name], before.get(name)) for name in self.files}
+
+    def digest(self, contents: Mapping[str, Any] | None = None) -> str:
         """Equal for equal fields, where a file is what it holds, wherever it lies."""
-        fields = {**self.fields, **{name: _content(self.fields[name]) for name in self.files}}
+        held = self.contents() if contents is None else contents
+        fields = {**self.fields, **{name: content["sha256"] for name, content in held.items()}}
         return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _content(path: str) -> str:
+def _content(path: str, known: Any = None) -> dict[str, Any]:
+    """The hash of a file, and its state; None where it changed so lately that another change may leave it the same."""
+    found = os.stat(path)
+    state = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    if known and known["state"] == state:
+        return dict(known)
+    rests = time.time_ns() - max(state[1:]) > SETTLED
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "state": state if rests else None}
 
 
 def read_items(path: Path, batching: Batching, root: Path | None = None) -> list[Item]:

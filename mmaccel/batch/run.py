@@ -76,7 +76,9 @@ def run(
     OSError
         If there is no room for outputs; those that are finished stay.
     """
-    before = [item for item in items if not item.problem and folder.holds(item)]
+    readable = [item for item in items if not item.problem]
+    looking = {"desc": "look at what is finished", "unit": "items", "leave": False, "delay": 1.0}
+    before = [item for item in tqdm(readable, **{**looking, **looks()}) if folder.holds(item)]
     finished = {item.key for item in before}
     failures = _problems(items, command, usual, folder)
     if len(failures) == len(items):

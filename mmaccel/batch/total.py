@@ -7,22 +7,15 @@ from collections.abc import Collection
 from typing import Any
 
 from ..report import UNMEASURED, Report
-from .work import SUMMED
 
 WARNINGS = 3  # that are told
 
 
 def total(records: Collection[dict[str, Any]]) -> Report:
     """The sum of the reports of finished items, of which at least one has a report."""
-    reports = [record["report"] for record in records if record["report"]]
-    first = reports[0]
-    found = Report(first["methods"], first["exact"])
-    for report in reports:
-        for name in (*SUMMED, "wall_seconds"):
-            setattr(found, name, getattr(found, name) + report[name])
-    found.engaged = any(report["engaged"] for report in reports)
-    found.peak_extra_bytes = max(report["peak_extra_bytes"] for report in reports)
-    counts = Counter(warning for report in reports for warning in report["warnings"])
+    reports = [Report(**record["report"]) for record in records if record["report"]]
+    found = Report.total(reports)
+    counts = Counter(warning for report in reports for warning in report.warnings)
     found.warnings = [f"{count} x {text}" for text, count in counts.most_common(WARNINGS)]
     return found
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cli.arguments import Parser
 from ..errors import MmaccelError, SettingError
+from ..report import SUMMED
 from ..session import Session
 from .batching import Batching
 from .items import Item
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 # No item is at fault for these: the place that outputs are written to is full, or may not be written to.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
-SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "visual_tokens", "plain_visual_tokens", "tokens")
 KEPT = (*SUMMED, "methods", "exact", "wall_seconds", "peak_extra_bytes", "engaged", "warnings")
 
 
@@ -58,8 +58,8 @@ class Made:
         For the item, and for it without methods, where that was measured.
     report
         Figures of the session's run; none of a target without methods.
-    digest
-        Of the item, as it was when its output was made.
+    digest, contents
+        Of the item, and of its files, as they were when its output was made.
     """
 
     task: Task
@@ -69,6 +69,7 @@ class Made:
     plain_seconds: float | None = None
     report: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
+    contents: dict[str, Any] = field(default_factory=dict)
 
 
 def arguments_of(item: Item, batching: Batching, usual: argparse.Namespace) -> argparse.Namespace:
@@ -124,10 +125,10 @@ class Work:
             return Made(task, error=_line(error), full=getattr(error, "errno", None) in FULL)
 
     def _make(self, task: Task) -> Made:
-        arguments, digest = arguments_of(task.item, self.batching, self.usual), task.item.digest()
+        arguments, contents = arguments_of(task.item, self.batching, self.usual), task.item.contents()
         began = time.perf_counter()
         self.batching.make(self.opened, self.target, arguments, task.temporary)
-        made = Made(task, seconds=time.perf_counter() - began, digest=digest)
+        made = Made(task, seconds=time.perf_counter() - began, digest=task.item.digest(contents), contents=contents)
         if isinstance(self.target, Session):
             made.report = {name: getattr(self.target.report, name) for name in KEPT}
             try:

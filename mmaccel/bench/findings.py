@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ..tuning.curve import NEAR
 from .benchmark import Group, Row, Section
-from .selection import role_of, score
+from .selection import plain_quality, role_of, score
 from .winners import speed, who_wins
 
 FASTEST = speed("speed at no loss")
@@ -33,7 +33,7 @@ def typed(name: str) -> str:
 
 def plain_of(rows: Group) -> Row:
     """The plain run that rows were measured beside, as a row."""
-    quality = next((row["baseline_quality"] for row in rows if row["baseline_quality"] is not None), None)
+    quality = plain_quality(rows)
     return {"method": "plain", "settings": {}, "speedup": 1.0, "speedup_worst": 1.0, "quality": quality}
 
 

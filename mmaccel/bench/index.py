@@ -13,7 +13,7 @@ from . import pages
 from .benchmark import Benchmark, Row, Section
 from .findings import told, typed
 from .plots import plot
-from .selection import Found, select
+from .selection import plain_quality, select
 
 Results = list[tuple[Benchmark, dict[str, Any]]]
 
@@ -112,7 +112,8 @@ def _section(benchmark: Benchmark, result: dict[str, Any]) -> Iterable[str]:
             if heading:
                 yield f"### {heading}"
             yield from filter(None, (told(section, whole[heading]),))
-            lines = [_line(section, row, role, _plain(found)) for row, role in found]
+            plain = plain_quality(row for row, _ in found)
+            lines = [_line(section, row, role, plain) for row, role in found]
             yield pages.markdown(("method", "exact", "time", "speed-up", "quality", "plain"), lines)
     yield from filter(None, (section.more(result["rows"]),))
     header = result["header"]
@@ -126,10 +127,6 @@ def _machine(header: dict[str, Any]) -> str:
     accelerator = "no accelerator" if machine["accelerator"] == "none" else machine["accelerator"]
     of = f"{threads} thread{'s' if threads > 1 else ''} of {machine['cores']} cores"
     return f"{machine['system']}, {machine['processor']}, {of}, {accelerator}"
-
-
-def _plain(found: Found) -> float | None:
-    return next((r["baseline_quality"] for r, _ in found if r["baseline_quality"] is not None), None)
 
 
 def _line(section: Section, row: Row, role: str, plain_quality: float | None) -> list[str]:

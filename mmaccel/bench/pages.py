@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,43 @@ def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str
 
 
 def output_parser(about: str | None) -> argparse.ArgumentParser:
-    """Options of a script that measures something and writes a page: `--output`; the script adds its own."""
+    """Options of a script that writes a page: `--output`; the script adds its own."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="path of the result without .json and .md")
     return parser
 
 
-def measuring(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """What a script that measures was told, which computes from here on by as many threads as its `--threads` says."""
+def run(
+    about: str | None,
+    page: Callable[[dict[str, Any]], str],
+    measure: Callable[..., dict[str, Any] | Iterator[dict[str, Any]]],
+    **options: dict[str, Any],
+) -> None:
+    """All of a script that measures: read its command line, measure by so many `--threads`, write result and page.
+
+    Parameters
+    ----------
+    about
+        Its docstring.
+    page
+        The page of a result.
+    measure
+        Takes the options by name, and returns a result, or results that grow: each is written.
+    options
+        Name of an option to what `add_argument` takes.
+    """
     import torch
 
+    parser = output_parser(about)
     parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
-    return arguments
+    for name, settings in options.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **settings)
+    told = vars(parser.parse_args())
+    output = told.pop("output")
+    torch.set_num_threads(told.pop("threads"))
+    found = measure(**told)
+    for result in [found] if isinstance(found, dict) else found:
+        write(output, result, page)
 
 
 def write(path: Path, result: dict[str, Any], page: Callable[[dict[str, Any]], str]) -> None:
@@ -92,7 +115,7 @@ def markdown(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 def table(result: dict[str, Any]) -> str:
     """The rows as a Markdown table, fastest last within what was measured together."""
-    lines = ["| method | exact | seconds | speed-up | passes | quality |", "|---|---|---|---|---|---|"]
+    lines = []
     for r in result["rows"]:
         quality = "" if r["quality"] is None else f"{r['quality']:.3g}"
         if r["baseline_quality"] is not None:
@@ -100,5 +123,5 @@ def table(result: dict[str, Any]) -> str:
         work = "" if r["work_ratio"] is None else f"{1 / r['work_ratio']:.2f}x fewer"
         speed = "" if r["speedup"] is None else f"{r['speedup']:.2f}x"
         wall = "" if r["wall_seconds"] is None else f"{r['wall_seconds']:.2f}"
-        lines.append(f"| {called(r)} | {'yes' if r['exact'] else 'no'} | {wall} | {speed} | {work} | {quality} |")
-    return "\n".join(lines)
+        lines.append([called(r), "yes" if r["exact"] else "no", wall, speed, work, quality])
+    return markdown(("method", "exact", "seconds", "speed-up", "passes", "quality"), lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..comparison.quality_plot import Axes, Mark, Series, draw
 from ..comparison.results import called
-from .selection import front, role_of, select
+from .selection import front, plain_quality, role_of, select
 
 if TYPE_CHECKING:  # which draws by this
     from .benchmark import Benchmark, Group, Row, Section
@@ -24,7 +24,7 @@ def plot(benchmark: Benchmark, result: dict[str, Any], path: Path) -> Any:
         return draw(*section.picture(groups[0]), path)
     shown = groups[:1] if section.one_group else groups
     rows = [row for group in shown for row in group if _is_drawn(section, row, group)]
-    plain = next((row["baseline_quality"] for row in rows if row["baseline_quality"] is not None), None)
+    plain = plain_quality(rows)
     rows = [row for row in rows if row["quality"] is not None or plain is not None]
     names = dict.fromkeys(_series(section, row) for row in rows)
     lines = [_line(benchmark, rows, name, plain) for name in names]

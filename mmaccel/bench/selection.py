@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..tuning.curve import NEAR
@@ -75,9 +76,14 @@ def _in_time(rows: Group) -> Group:
 
 def score(section: Section, row: Row, group: Group) -> float | None:
     """Quality, higher is better; an exact row has that of the plain run, whatever its sample says."""
-    plain = next((r["baseline_quality"] for r in group if r["baseline_quality"] is not None), None)
+    plain = plain_quality(group)
     quality = plain if row["exact"] and plain is not None else row["quality"]
     return None if quality is None else quality if section.higher_is_better else -quality
+
+
+def plain_quality(rows: Iterable[Row]) -> float | None:
+    """Quality of the plain run that rows were measured beside; None where it was not judged."""
+    return next((row["baseline_quality"] for row in rows if row["baseline_quality"] is not None), None)
 
 
 def _place(row: Row) -> tuple[bool, float]:

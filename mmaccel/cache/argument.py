@@ -26,3 +26,8 @@ def cached(cache: Any, part: str = "") -> dict[str, Any]:
 def cache_of(given: Any) -> Any:
     """The cache among arguments of a model or of `generate`, or in its output; None if there is none."""
     return next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
+
+
+def own_cache(cache: Any) -> Any:
+    """Of the cache of an encoder and a decoder, that of the text itself; any other as it is."""
+    return getattr(cache, "self_attention_cache", cache)

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .layers import check_crop, layer_bytes, writable
 
-GROWTH = 256  # slots that a cache of unknown capacity starts with, and fewest that it grows by
+GROWTH = 256  # slots that a cache starts with by default, and fewest that it grows by
 
 
 @dataclass
@@ -24,17 +24,14 @@ class Writing:
 
     Attributes
     ----------
-    capacity
-        Slots of each layer, None to grow.
     initial
-        Those that a layer starts with.
+        Slots that a layer starts with.
     slots : int64 `[batch, width]` or None
         Where each row of the next forward goes; None for behind all others.
     extent
         Slots that it attends to then.
     """
 
-    capacity: int | None
     initial: int
     slots: torch.Tensor | None = None
     extent: int = 0
@@ -53,10 +50,10 @@ class RollbackLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        capacity = self.writing.initial
-        self.keys = key_states.new_zeros(*key_states.shape[:2], capacity, key_states.shape[-1])
+        initial = self.writing.initial
+        self.keys = key_states.new_zeros(*key_states.shape[:2], initial, key_states.shape[-1])
         # of the keys' type: under autocast rotated keys are float32, and values are not
-        self.values = key_states.new_zeros(*value_states.shape[:2], capacity, value_states.shape[-1])
+        self.values = key_states.new_zeros(*value_states.shape[:2], initial, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -88,11 +85,6 @@ class RollbackLayer(CacheLayerMixin):
         capacity = self.keys.shape[2]
         if length <= capacity:
             return
-        if self.writing.capacity is not None:
-            raise ValueError(
-                f"RollbackCache(capacity={self.writing.capacity}) is full: {length} slots are needed;"
-                " give a larger capacity, or None to let it grow"
-            )
         more = length + max(GROWTH, length // 4) - capacity
         self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, more))
         self.values = torch.nn.functional.pad(self.values, (0, 0, 0, more))
@@ -104,7 +96,7 @@ class RollbackLayer(CacheLayerMixin):
         return self.length
 
     def get_max_length(self) -> int:
-        return -1 if self.writing.capacity is None else self.writing.capacity
+        return -1
 
     def reset(self) -> None:
         super().reset()
@@ -136,14 +128,14 @@ class RollbackCache(Cache):
     config
         The model's configuration; its number of layers is read from it.
     capacity
-        Slots to allocate, None (default) to start with 256 and grow by a quarter when full.
+        Slots to allocate at first, 256 by default; it grows by a quarter when full.
 
     Exact: the model sees the same keys and values as with `DynamicCache`.
 
     Raises
     ------
     ValueError
-        When a fixed capacity is exceeded, or `crop` gets a positive count.
+        If `crop` gets a positive count.
 
     Examples
     --------
@@ -151,10 +143,8 @@ class RollbackCache(Cache):
     >>> model.generate(**inputs, past_key_values=cache)  # doctest: +SKIP
     """
 
-    def __init__(self, config: Any, capacity: int | None = None) -> None:
-        if capacity is not None and capacity < 1:
-            raise ValueError(f"RollbackCache(capacity={capacity}): capacity must be at least 1, or None to grow")
-        self.writing = Writing(capacity, capacity or GROWTH)
+    def __init__(self, config: Any, capacity: int = GROWTH) -> None:
+        self.writing = Writing(capacity)
         text = config.get_text_config(decoder=True)
         super().__init__(layers=[RollbackLayer(self.writing) for _ in range(text.num_hidden_layers)])
         self.layers: list[Any]  # all of one kind here: `RollbackLayer`
@@ -174,9 +164,6 @@ class RollbackCache(Cache):
 
     def seek(self, length: int) -> None:
         """Put the pointer anywhere within what was allocated, also ahead, over slots written by :meth:`place`."""
-        capacity = self.writing.capacity
-        if capacity is None or not 0 <= length <= capacity:
-            raise ValueError(f"cannot move to {length}: the capacity is {capacity}")
         for layer in self.layers:
             layer.length = length
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .layers import AttentionReader, cache_layers
-from .rollback import RollbackCache, RollbackLayer
+from .rollback import GROWTH, RollbackCache, RollbackLayer
 
 # `(q, k, lengths, *, count, state, scale) -> token_idx`, as in mmaccel.kernels.policies.DECODE
 Policy = Callable[..., torch.Tensor]
@@ -120,12 +120,12 @@ class SelectingCache(RollbackCache):
     policy
         A function of :data:`mmaccel.kernels.policies.DECODE`.
     expected
-        Tokens to allocate for at first, None (default) for 256; the buffers grow by a quarter when full.
+        Tokens to allocate for at first, 256 by default; the buffers grow by a quarter when full.
 
     Raises
     ------
     ValueError
-        If `expected` is below 1, or `crop` gets a positive count.
+        If `crop` gets a positive count.
 
     Examples
     --------
@@ -134,13 +134,10 @@ class SelectingCache(RollbackCache):
     >>> model.generate(**inputs, past_key_values=cache)  # doctest: +SKIP
     """
 
-    def __init__(self, config: Any, policy: Policy, expected: int | None = None) -> None:
-        if expected is not None and expected < 1:
-            raise ValueError(f"SelectingCache(expected={expected}): expected must be at least 1, or None")
-        super().__init__(config)
+    def __init__(self, config: Any, policy: Policy, expected: int = GROWTH) -> None:
+        super().__init__(config, expected)
         self.policy = policy
         self.reader: AttentionReader | None = None  # the attention that selects, if any
-        self.writing.initial = expected or self.writing.initial
         self.layers = cache_layers(config, lambda: SelectingLayer(self))
 
     def release(self) -> None:

@@ -79,6 +79,8 @@ def run_serve(arguments: argparse.Namespace) -> None:
     limits = ServerLimits(
         waiting=arguments.waiting, batch=arguments.batch, deadline=arguments.deadline, sockets=arguments.streams
     )
+    # To be told now of a port that is taken; kept, it would take requests long before there is a model.
+    run.listening(arguments.host, arguments.port).close()
     with _served(arguments, limits) as endpoint:
         run.serve(endpoint, limits, arguments.host, arguments.port, arguments.allow_host, key, _tell)
 

@@ -37,7 +37,7 @@ class BatchWorker:
     """
 
     def __init__(self, command: Command, usual: argparse.Namespace, output: Path, mark: str, place: str) -> None:
-        self.stack, self.problem, self.batching = ExitStack(), "", command.batching
+        self.stack, self.problem = ExitStack(), ""
         work_in(place)
         try:
             if not (output / FOLDER / mark).is_file():
@@ -54,8 +54,7 @@ class BatchWorker:
         """Make an item; one that replaces another, and cannot work, says why."""
         if self.problem:
             return Made(task, error=self.problem)
-        assert self.batching is not None
-        files = [Path(task.item.fields[name]) for name in self.batching.files_of(task.item.fields)]
+        files = [Path(task.item.fields[name]) for name in task.item.files]
         missing = next((file for file in files if not file.exists()), None)
         return self.work.make(task) if missing is None else Made(task, error=_unseen(missing, "files"))
 

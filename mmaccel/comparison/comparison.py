@@ -127,6 +127,8 @@ class Comparison:
         headings, lines = self.table()
         return "\n".join([results.aligned([headings, *lines]), *self.notes()])
 
+    __repr__ = __str__  # what a notebook shows
+
     def save(self, path: str | Path) -> None:
         """Write a self-contained page (.html), a picture (.png) or the rows (.json).
 

@@ -18,7 +18,7 @@ class Budget:
     The first passes are plain ones, which tell what a token costs, then somewhat wider ones until drafts begin to
     be accepted, then as wide as is cheap. Of the widths that were tried the one with the most tokens per second is
     taken; runs of a wide window also tell what a narrower one would have committed, and never the other way round.
-    Wide passes are given up once they have lost `patience` passes of plain decoding, and tried again after a while.
+    Wide passes are given up once they have lost `PATIENCE` passes of plain decoding, and tried again after a while.
 
     It sees **only the lengths of committed runs and the seconds they took**, never drafts that were not tested
     yet: those survive into later rounds in Jacobi-style loops, and a width chosen by looking at them would be
@@ -30,31 +30,12 @@ class Budget:
     ----------
     candidates
         Widths to choose from (last committed token + drafts); 1 is always among them.
-    start
-        Width while no draft is accepted yet: the widest candidate up to it.
-    history
-        Number of recent wide runs that count.
-    settle
-        Wide passes after a plain one that say nothing of a width, at least: its drafts are guesses, not yet refined.
-    trial
-        Runs that a width needs before its own figures are believed.
-    patience
-        Plain passes that wide ones may lose before they are given up; what they gained before pays for as many more.
-    forgive
-        Share of a plain pass by which that loss shrinks with each of them; at half of `patience` wide passes are
-        tried again. So decoding where no draft is ever accepted stays within this share of plain decoding, and
-        `patience` passes.
 
     Attributes
     ----------
     cost
         Seconds of recent passes, the least of each width: what other work on the machine takes only adds. None
         before any is known.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range.
 
     Examples
     --------
@@ -63,6 +44,16 @@ class Budget:
     1
     """
 
+    START = 8  # width while no draft is accepted yet: the widest candidate up to it
+    HISTORY = 32  # recent wide runs that count
+    # Wide passes after a plain one that say nothing of a width, at least: its drafts are guesses, not yet refined.
+    SETTLE = 6
+    TRIAL = 12  # runs that a width needs before its own figures are believed
+    # Plain passes that wide ones may lose before they are given up; what they gained before pays for as many more.
+    PATIENCE = 10.0
+    # Share of a plain pass by which that loss shrinks with each of them; at half of PATIENCE wide passes are tried
+    # again. So decoding where no draft is ever accepted stays within this share of plain decoding, and PATIENCE passes.
+    FORGIVE = 0.02
     TIMED = 2  # timings that a width needs, besides the first one, which warms up
     RECENT = 8  # timings of a width that count
     FEW = 3  # accepted drafts that show that there are any to be had
@@ -75,28 +66,11 @@ class Budget:
     # Rates differ less by width than by chance: another one has to be better by this factor.
     INERTIA = 1.25
 
-    def __init__(
-        self,
-        candidates: Sequence[int] = WIDTHS,
-        start: int = 8,
-        history: int = 32,
-        *,
-        settle: int = 6,
-        trial: int = 12,
-        patience: float = 10.0,
-        forgive: float = 0.02,
-    ) -> None:
-        if not candidates or min(candidates) < 1:
-            raise ValueError(f"candidates must be widths of at least 1, got {tuple(candidates)}")
-        if settle < 0 or not 1 <= trial <= history:
-            raise ValueError(f"need settle >= 0 and 1 <= trial <= history, got {settle}, {trial}, {history}")
-        if not patience > 0 or not 0 < forgive < 1:
-            raise ValueError(f"need patience > 0 and 0 < forgive < 1, got {patience}, {forgive}")
-        self.candidates = tuple(sorted({1, *(int(w) for w in candidates)}))
+    def __init__(self, candidates: Sequence[int] = WIDTHS) -> None:
+        self.candidates = tuple(sorted({1, *candidates}))
         self.wide = self.candidates[1:]
-        self.first = max((w for w in self.wide if w <= start), default=min(self.wide, default=1))
-        self.settle, self.trial, self.patience, self.forgive = settle, trial, patience, forgive
-        self._runs: deque[tuple[int, int]] = deque(maxlen=history)
+        self.first = max((w for w in self.wide if w <= self.START), default=min(self.wide, default=1))
+        self._runs: deque[tuple[int, int]] = deque(maxlen=self.HISTORY)
         self._seconds: dict[int, deque[float]] = {}
         self.cost: VerifyCost | None = None
         self._since, self._accepted = 0, 0.0  # wide passes, and drafts accepted by them, since the last plain one
@@ -112,23 +86,17 @@ class Budget:
     @property
     def _settled(self) -> bool:
         """Whether drafts had the time to be refined since the last plain pass, and some of them were accepted."""
-        return self._since >= self.settle and self._accepted >= self.FEW
+        return self._since >= self.SETTLE and self._accepted >= self.FEW
 
-    def observe(self, width: int, emitted: int | Sequence[int], seconds: float) -> None:
-        """Record the tokens committed by one forward of `width` tokens, per sequence of the batch, and its time.
-
-        Raises ValueError unless 1 <= emitted <= width.
-        """
-        lengths = [emitted] if isinstance(emitted, int) else [int(n) for n in emitted]
-        if any(not 1 <= n <= width for n in lengths):
-            raise ValueError(f"emitted must be between 1 and width={width}, got {emitted}")
+    def observe(self, width: int, emitted: Sequence[int], seconds: float) -> None:
+        """Record the tokens committed by one forward of `width` tokens, by sequence of the batch, and its time."""
         if width in self.candidates:
             self._time(width, seconds)
         if width > 1:
-            self._learn(width, lengths)
+            self._learn(width, emitted)
         else:
             self.begin()
-            self._gained += self.forgive
+            self._gained += self.FORGIVE
         self._judge()
 
     def _time(self, width: int, seconds: float) -> None:
@@ -139,7 +107,7 @@ class Budget:
         timed = {w: min(times) for w, times in sorted(self._seconds.items()) if len(times) >= self.TIMED}
         self.cost = VerifyCost(tuple(timed), tuple(timed.values())) if timed else None
 
-    def _learn(self, width: int, lengths: list[int]) -> None:
+    def _learn(self, width: int, lengths: Sequence[int]) -> None:
         self._passes[width] += 1
         self._gained += fmean(lengths)
         if width in self.candidates:
@@ -152,10 +120,10 @@ class Budget:
     def _judge(self) -> None:
         """Give wide passes up, or try them again."""
         loss = sum(n * self._ratio(width) for width, n in self._passes.items()) - self._gained
-        if loss <= -self.patience:
+        if loss <= -self.PATIENCE:
             self._passes.clear()
-            self._gained = self.patience
-        self._plain = loss > (self.patience / 2 if self._plain else self.patience)
+            self._gained = self.PATIENCE
+        self._plain = loss > (self.PATIENCE / 2 if self._plain else self.PATIENCE)
 
     def _ratio(self, width: int) -> float:
         """Cost of a pass in plain ones."""
@@ -194,7 +162,7 @@ class Budget:
         expected: dict[int, float] = {}
         for w in self.wide:
             runs = [1 + (min(n, w) - 1) * self.MATURE ** log2(used / w) for used, n in self._runs if used >= w]
-            if len(runs) >= self.trial:
+            if len(runs) >= self.TRIAL:
                 expected[w] = fmean(runs)
         return expected
 

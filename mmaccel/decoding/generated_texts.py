@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import EncoderDecoderCache
 
 from mmaccel import private
-from mmaccel.cache.argument import cache_of
+from mmaccel.cache.argument import cache_of, own_cache
 from mmaccel.masks import additive
 
 from .generated_text import Drafts, GeneratedText, Verdicts, positions_of, texts_of
@@ -88,8 +87,7 @@ class GeneratedTexts:
         self._attention: PassAttention | None = None  # once the prompt is read
         self._complete: set[int] = set()  # rows of which the cache holds the last token
         self._next = ids.new_zeros(1)  # position of the last token of each row
-        found, embeds = cache_of(kwargs), kwargs.get("inputs_embeds")
-        self.cache = found.self_attention_cache if isinstance(found, EncoderDecoderCache) else found
+        self.cache, embeds = own_cache(cache_of(kwargs)), kwargs.get("inputs_embeds")
         length = self.start if embeds is None else max(self.start, embeds.shape[1])
         positions = positions_of(model)
         for text in self.texts:

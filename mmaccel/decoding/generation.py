@@ -99,6 +99,7 @@ class DraftedRun:
     stats: Stats = field(default_factory=Stats)
     tokens: int = 0
     plain_forwards: int = 0  # a plain pass gives every row of a batch a token
+    chains: str | None = None  # why drafts were no trees, and the rows of a batch were read in step
     warnings: list[str] = field(default_factory=list)
 
     def warn(self, reason: str) -> None:
@@ -169,8 +170,11 @@ def decode(
         run.tokens += ids.shape[0] * (ids.shape[1] - input_ids.shape[1])
         return result
     method = run.method
-    fits = unfit_for_rows(model) is None
+    reason = unfit_for_rows(model)
+    fits = reason is None
     branches = method.branches and fits
+    if method.branches or len(input_ids) > 1:
+        run.chains = reason
     spreads = branches or (fits and is_spread(model, input_ids, model_kwargs))
     texts = GeneratedTexts(
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
@@ -237,6 +241,8 @@ def fill(report: Report, run: DraftedRun) -> None:
     report.peak_extra_bytes += run.method.learned(run.session.memory)
     report.warnings.extend(run.warnings)
     report.details.update(drafted=stats.drafted, accepted=stats.accepted)
+    if run.chains:
+        report.details["chains"] = run.chains
     if stats.forwards and not stats.accepted:
         report.warnings.append(
             f"none of {stats.drafted} drafted tokens was right: this text does not repeat itself"

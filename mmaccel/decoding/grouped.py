@@ -20,17 +20,6 @@ def _window(p: Tensor, tokens: Tensor, half: int) -> tuple[Tensor, Tensor]:
     return order.gather(-1, places.clamp(0, p.shape[-1] - 1)), inside
 
 
-def _check(group_size: int, delta: float, distance: float, embeddings: Tensor | None, vocabulary: int) -> None:
-    if group_size < 1:
-        raise ValueError(f"group_size must be at least 1, got {group_size}")
-    if not delta >= 0:
-        raise ValueError(f"delta must be at least 0, got {delta}")
-    if not distance >= 0:
-        raise ValueError(f"distance must be at least 0, got {distance}")
-    if embeddings is not None and (embeddings.dim() != 2 or embeddings.shape[0] != vocabulary):
-        raise ValueError(f"embeddings must be [{vocabulary}, D], got {list(embeddings.shape)}")
-
-
 def grouped_ratio(
     p: Tensor,
     q: Tensor,
@@ -67,18 +56,12 @@ def grouped_ratio(
     -------
     `[...]` float32 in [0, 1].
 
-    Raises
-    ------
-    ValueError
-        If a setting is out of range or `embeddings` does not have one row per token.
-
     Examples
     --------
     >>> p, q = torch.tensor([0.4, 0.35, 0.25]), torch.tensor([0.1, 0.7, 0.2])
     >>> grouped_ratio(p, q, torch.tensor(1), group_size=3, delta=0.15, distance=0.5).item()
     1.0
     """
-    _check(group_size, delta, distance, embeddings, p.shape[-1])
     p, q = p.float(), q.float()
     half = min(group_size // 2, p.shape[-1] - 1)
     ids, keep = _window(p, tokens, half)

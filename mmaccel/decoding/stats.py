@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 
 def _no_seconds() -> dict[str, float]:
     return {"draft": 0.0, "verify": 0.0, "other": 0.0}
@@ -54,14 +52,14 @@ class Stats:
     seconds: dict[str, float] = field(default_factory=_no_seconds)
 
     def observe(
-        self, accepted: Tensor | Sequence[int], drafted: int, *, depth: int | None = None, nodes: int | None = None
+        self, accepted: Sequence[int], drafted: int, *, depth: int | None = None, nodes: int | None = None
     ) -> None:
         """Record one round: one forward, and `accepted[b] + 1` tokens emitted by each sequence b.
 
         Parameters
         ----------
         accepted
-            `[B]` accepted draft tokens per sequence; -1 for one that waited for others and got no token at all.
+            Accepted draft tokens per sequence; -1 for one that waited for others and got no token at all.
         drafted
             Draft tokens per sequence (all nodes of a tree).
         depth
@@ -74,19 +72,18 @@ class Stats:
         ValueError
             If more was accepted than the draft is deep.
         """
-        counts = [int(n) for n in (accepted.tolist() if isinstance(accepted, Tensor) else accepted)]
         depth = drafted if depth is None else depth
         if not 0 <= depth <= drafted:
             raise ValueError(f"depth must be between 0 and drafted={drafted}, got {depth}")
-        if any(not -1 <= n <= depth for n in counts):
-            raise ValueError(f"accepted must be between 0 and the draft depth {depth}, got {counts}")
+        if any(not -1 <= n <= depth for n in accepted):
+            raise ValueError(f"accepted must be between 0 and the draft depth {depth}, got {accepted}")
         self.rounds += 1
         self.forwards += 1
-        self.rows += len(counts)
-        self.drafted += drafted * len(counts) if nodes is None else nodes
-        self.emitted += sum(counts) + len(counts)
-        tested = [sum(n >= i for n in counts) for i in range(depth)]
-        passed = [sum(n > i for n in counts) for i in range(depth)]
+        self.rows += len(accepted)
+        self.drafted += drafted * len(accepted) if nodes is None else nodes
+        self.emitted += sum(accepted) + len(accepted)
+        tested = [sum(n >= i for n in accepted) for i in range(depth)]
+        passed = [sum(n > i for n in accepted) for i in range(depth)]
         self.tested_by_depth = _add(self.tested_by_depth, tested)
         self.accepted_by_depth = _add(self.accepted_by_depth, passed)
 

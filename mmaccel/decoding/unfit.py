@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, MaxLengthCriteria
 
 from mmaccel import private
-from mmaccel.cache.argument import cache_of
+from mmaccel.cache.argument import cache_of, own_cache
 
 from .generated_text import copied, is_of_transformers
 from .passes.rollback import WITH_STATE, can_go_back, reads_on
@@ -72,7 +72,7 @@ def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, An
         return why
     if config.output_attentions or config.output_hidden_states:
         return "attentions or hidden states are asked for"
-    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    own = own_cache(cache)
     if model.config.is_encoder_decoder != isinstance(cache, EncoderDecoderCache):
         own = None
     if type(own) is not DynamicCache or not can_go_back(own) or not kwargs.get("use_cache", True):
@@ -124,7 +124,7 @@ def moving_rotary(text_config: Any) -> list[dict[str, Any]]:
 
 def unfit_states(model: Any, input_ids: torch.Tensor, cache: Any, memory: dict[str, Any]) -> str | None:
     """Why drafts cannot be taken back from layers with a state; looked at once, and kept in the memory of a session."""
-    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    own = own_cache(cache)
     if not any(type(layer) in WITH_STATE for layer in own.layers):
         return None
     if READS_ON not in memory:

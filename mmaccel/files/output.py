@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 ROOM = 2**20  # bytes that must fit, about what a picture or a clip of the shipped models takes
 
 
-class replacing:  # noqa: N801  reads as a phrase: `with replacing(path) as temporary:`
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
     """Write to a temporary file beside the target, and put it in place only if the block succeeds."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> Path:
-        self.temporary = _temporary(self.path, "give another path")
-        return self.temporary
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:
-            mask = os.umask(0)
-            os.umask(mask)
-            self.temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
-            self._put_in_place()
-        else:
-            self.temporary.unlink(missing_ok=True)
-
-    def _put_in_place(self) -> None:
-        try:
-            self.temporary.replace(self.path)
-        except OSError as error:  # on Windows where another program has the file open
-            advice = f"close it where it is open; the result is in {self.temporary}"
-            raise OSError(f"{self.path} cannot be replaced ({error.strerror}): {advice}") from error
+    temporary = _temporary(path, "give another path")
+    try:
+        yield temporary
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    mask = os.umask(0)
+    os.umask(mask)
+    temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
+    try:
+        temporary.replace(path)
+    except OSError as error:  # on Windows where another program has the file open
+        advice = f"close it where it is open; the result is in {temporary}"
+        raise OSError(f"{path} cannot be replaced ({error.strerror}): {advice}") from error
 
 
 def check_writable(path: Path | None, option: str = "-o") -> None:

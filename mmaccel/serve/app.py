@@ -34,7 +34,6 @@ from .endpoint import (
     Refused,
     Request,
     late,
-    message_of,
     status_of,
     told,
 )
@@ -189,7 +188,7 @@ class Server:
         assert isinstance(error, HTTPException)
         answered = f"POST {self.endpoint.path} (for OpenAI's clients: base_url={http.base_url}v1)"
         message = f"{error.detail}: {http.url.path}, this server answers {answered}"
-        return JSONResponse(told(error.status_code, message), error.status_code)
+        return await _told(http, Refused(error.status_code, message))
 
     def _count(self, began: float, future: Future[Answer]) -> None:
         """A promise that has ended."""
@@ -292,4 +291,4 @@ async def _begun(http: HttpRequest, request: Request, future: Future[Answer], un
 
 async def _told(_: HttpRequest, error: Exception) -> Response:
     status = status_of(error)
-    return JSONResponse(told(status, message_of(error)), status, HEADERS.get(status))
+    return JSONResponse(told(error), status, HEADERS.get(status))

@@ -66,10 +66,11 @@ def late() -> Refused:
     return Refused(504, "it took too long: ask for less, or try again later")
 
 
-def told(status: int, message: str) -> dict[str, Any]:
+def told(error: BaseException) -> dict[str, Any]:
     """An error in OpenAI's form."""
+    status = status_of(error)
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"error": {"message": message_of(error), "type": kind, "param": None, "code": None}}
 
 
 class Left(Exception):  # noqa: N818  no error: nobody waits for the answer any more

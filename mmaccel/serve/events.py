@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from .endpoint import GONE, PATIENCE, Answer, Endpoint, Request, late, message_of, status_of, told
+from .endpoint import GONE, PATIENCE, Answer, Endpoint, Request, late, status_of, told
 from .metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
@@ -67,7 +67,7 @@ class Events(StreamingResponse):
         error = future.exception() if ended else late()
         if error is not None:
             log.info("a stream ended early: %s", error)
-            yield _event(told(status_of(error), message_of(error)))
+            yield _event(told(error))
         else:
             for last in self.endpoint.ending(self.request):
                 yield _event(last)

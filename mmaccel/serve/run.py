@@ -36,6 +36,21 @@ class _Ending(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def listening(host: str, port: int) -> socket.socket:
+    """A socket at an address.
+
+    Raises
+    ------
+    OSError
+        If the port is taken, or the address is none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}, port {port}: choose others with --host and --port") from error
+
+
 def serve(
     endpoint: Endpoint[Any],
     limits: ServerLimits,
@@ -45,26 +60,16 @@ def serve(
     key: str,
     tell: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `tell` is told the address.
-
-    Raises
-    ------
-    OSError
-        If the port is taken, or the address is none of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}, port {port}: choose others with --host and --port") from error
+    """Serve until SIGINT or SIGTERM; `tell` is told the address, at which :func:`listening` must be possible."""
+    taken = listening(host, port)
     server = Server(endpoint, limits, key, (host, *hosts))
     place = f"[{host}]" if ":" in host else host
-    tell(f"mmaccel serves {endpoint.name} on http://{place}:{listening.getsockname()[1]}{endpoint.path}")
+    tell(f"mmaccel serves {endpoint.name} on http://{place}:{taken.getsockname()[1]}{endpoint.path}")
     try:
-        _Ending(configured(server), server.close).run(sockets=[listening])
+        _Ending(configured(server), server.close).run(sockets=[taken])
     finally:
         server.close()
-        listening.close()
+        taken.close()
 
 
 def configured(server: Server, **other: Any) -> uvicorn.Config:

@@ -135,5 +135,4 @@ class Sockets:
 
 async def _deny(socket: WebSocket, error: MmaccelError) -> None:
     """Answer with an error in place of opening it."""
-    status = status_of(error)
-    await socket.send_denial_response(JSONResponse(told(status, str(error)), status))
+    await socket.send_denial_response(JSONResponse(told(error), status_of(error)))

@@ -92,6 +92,8 @@ class Tuning:
         )
         return "\n".join([str(self.comparison), *luck, *self.notes, said])
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def tune(
     target: Any,

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 
+from ..errors import SettingError
 from .block_causal import BlockCausalModel
 
 
@@ -73,6 +74,11 @@ class BlockDiffusionPipeline(LLaDA2Pipeline):
         pixel_values, pixel_values_videos, image_sizes, image_grid_thw, video_grid_thw, batch_num_images,
         mm_token_type_ids, second_per_grid_ts
             As the processor returns them.
+
+        Raises
+        ------
+        SettingError
+            If there are pictures or videos without `input_ids`.
         """
         given = {
             "pixel_values": pixel_values,
@@ -86,6 +92,11 @@ class BlockDiffusionPipeline(LLaDA2Pipeline):
         }
         device, fill = self.model.device, cast(Any, super()).__call__
         visual = {name: value.to(device) for name, value in given.items() if value is not None}
+        if visual and input_ids is None:
+            raise SettingError(
+                f"{next(iter(visual))} without input_ids: give all that the processor returns, as in"
+                " pipe(**processor(images=pictures, text=prompt))"
+            )
         call = {**more, "gen_length": gen_length, "editing_threshold": editing_threshold}
         if input_ids is None:
             return fill(prompt, **call)

@@ -15,6 +15,7 @@ from .block_pipeline import BlockDiffusionPipeline, ChatScheduler
 from .frames import OnevisionProcessor
 from .tiny_onevision import VideoQuestion, load_processor, sprites_of
 from .weights import load_pretrained
+from .worlds import listed_world
 
 
 def load(folder: Path) -> tuple[Any, OnevisionProcessor]:
@@ -30,15 +31,11 @@ def load(folder: Path) -> tuple[Any, OnevisionProcessor]:
 
 def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
     """The one question that the model understands."""
-    from mmaccel.demos.training import listed_world
-
     yield from itertools.repeat(listed_world.QUESTION, min(count, 1))
 
 
 def questions(folder: Path, count: int, seed: int) -> Iterator[VideoQuestion]:
     """Pictures that the model was never trained on, as clips of one frame, to be listed."""
-    from mmaccel.demos.training import listed_world
-
     sprites = sprites_of(folder.parent / "tiny-onevision")
     for number in range(count):
         listing = listed_world.draw_listing([seed, number, 3], True, sprites)

@@ -16,6 +16,7 @@ from ..errors import SettingError
 from .frames import OnevisionProcessor
 from .vocabulary import facts_of
 from .weights import load_pretrained
+from .worlds import brief_events, moving_questions, moving_world
 
 QUESTIONS_A_CLIP = 4
 REPEATED = 800  # questions in a row that were all asked before: by then there are hardly any others
@@ -81,16 +82,12 @@ def questions(
     SettingError
         If other clips than brief ones, or these with less than 16 frames, are to have another length.
     """
-    from mmaccel.demos.training import brief_events
-
     if frames is not None and (not brief or frames < brief_events.SHORTEST):
         raise SettingError(f"frames={frames}: only brief clips (brief=True) have a length, of 16 frames or more")
     return itertools.islice(_endless(folder, seed, brief, frames), count)
 
 
 def _endless(folder: Path, seed: int, brief: bool = False, frames: int | None = None) -> Iterator[VideoQuestion]:
-    from mmaccel.demos.training import brief_events, moving_questions, moving_world
-
     sprites = sprites_of(folder)
     for number in itertools.count():
         of_clip, of_choice = [seed, number, 1], np.random.default_rng([seed, number, 2])

@@ -15,6 +15,7 @@ from transformers.models.lighton_ocr.processing_lighton_ocr import LightOnOcrPro
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from .weights import load_pretrained
+from .worlds import page_world
 
 PROMPT = "<|im_start|><image><|im_end|><|im_start|>"
 
@@ -68,8 +69,6 @@ def prompts(folder: Path, count: int, seed: int) -> Iterator[str]:
 
 def pages(folder: Path, count: int, seed: int) -> Iterator[PrintedPage]:
     """Pages that the model was never trained on, nor on the names in them."""
-    from mmaccel.demos.training import page_world
-
     with Image.open(folder / "glyphs.png") as sheet:
         pixels = np.asarray(sheet.convert("L"), np.float32) / 255
     height, width = page_world.CELL_HEIGHT, page_world.CELL_WIDTH

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mmaccel.errors import AudioError, MissingExtraError, SettingError
-from mmaccel.method import is_whole
+from mmaccel.method import is_count, plain_number
 
 from .audio_file import AudioFile
 from .wav_header import RATES
@@ -49,7 +49,7 @@ def to_samples(chunk: Any, channels: int | None = None) -> torch.Tensor:
     >>> to_samples(np.array([[16384, 0], [-32768, 0]], np.int16), channels=2)
     tensor([ 0.2500, -0.5000])
     """
-    if channels is not None and not is_whole(channels):
+    if channels is not None and not is_count(plain_number(channels)):
         raise AudioError(f"channels={channels!r}: pass how many there are, such as channels=2")
     values = _array(chunk, channels)
     name = values.dtype.name
@@ -256,6 +256,10 @@ def joined(decoded: Iterable[tuple[np.ndarray, int]], path: str | PathLike[str])
 
 
 def _file(path: str | PathLike[str]) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise AudioError(
+            f"{type(path).__name__} is no path: speech.transcribe_samples(samples, recognizer) takes samples"
+        )
     file = Path(path)
     if file.is_dir():
         raise AudioError(f"{file} is a folder: pass one of the files in it")

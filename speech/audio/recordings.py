@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import re
+import unicodedata
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from mmaccel.errors import MissingExtraError, SettingError, WeightsError
 from mmaccel.files.foreign_json import read_json
 
 from ..families.adapter import Word
+from ..stream.units import letters, units
 from .audio import RATE, read_audio
 from .endpoint import FRAME, EndpointPolicy
 
@@ -143,10 +145,19 @@ def example() -> Recording:
     return Recording(whole.name, whole.samples[: round(8.4 * RATE)], text)
 
 
-def word_errors(references: list[str], texts: list[str]) -> float:
-    """Word error rate as the leaderboards count it: normalised by transformers' `EnglishTextNormalizer`."""
+def word_errors(references: list[str], texts: list[str], english: bool = True) -> float:
+    """Share of words that are wrong; in scripts without spaces, of characters.
+
+    English as the leaderboards count it, normalised by transformers' `EnglishTextNormalizer`, which leaves out words
+    and vowels of other languages. Of those only case and punctuation do not count.
+    """
     import jiwer
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
-    normalize = EnglishTextNormalizer({})
+    normalize = EnglishTextNormalizer({}) if english else _apart
     return float(jiwer.wer([normalize(text) for text in references], [normalize(text) for text in texts]))
+
+
+def _apart(text: str) -> str:
+    """The units of a text without case and punctuation, with spaces between them."""
+    return " ".join(filter(None, map(letters, units(unicodedata.normalize("NFC", text)))))

@@ -16,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mmaccel.bench.benchmark import Benchmark, Section, in_one
 from mmaccel.comparison import results
 
-from ..audio.endpoint import RATE
+from ..audio.endpoint import RATE, find_endpoint
 from ..audio.recordings import Recording, all_recordings, load_recordings, word_errors
+from ..comparing import cut
 from ..families.adapter import SpeechAdapter
 from ..families.finding import recognising
 from ..families.weights import load
@@ -31,7 +30,7 @@ from ..policies.align_att import AlignAtt
 from ..policies.local_agreement import LocalAgreement
 from ..stream.emission_latency import Utterance, emission_latency
 from ..stream.stats import Lags
-from ..stream.transcribe import Transcript, transcribe_samples
+from ..stream.transcribe import transcribe_samples
 from . import findings, page
 from .drafts import draft_row, growing_row
 from .judged import described, judged
@@ -60,7 +59,8 @@ def _all(recordings: list[Recording], full: bool) -> Iterator[dict[str, Any]]:
     yield from encoder_rows(rounds=3 if full else 1)
     yield from codec_rows(frames=32 if full else 16)
     texts = [recording.text for recording in recordings]
-    yield from generate_rows("moonshine-tiny", adapter, _segments(adapter, recordings), texts, word_errors)
+    segments = [cut(one.samples, find_endpoint("auto")) for one in recordings]
+    yield from generate_rows("moonshine-tiny", adapter, segments, texts, word_errors)
     whisper, processor = load("whisper-tiny.en")
     whisper = recognising(whisper, packed=False)
     for context in (None, 200):
@@ -79,13 +79,11 @@ def _tell(made: dict[str, Any]) -> None:
 def _model_rows(
     name: str, adapter: SpeechAdapter, recordings: list[Recording], streams: bool = True
 ) -> Iterator[dict[str, Any]]:
-    offline = [transcribe_samples(r.samples, MeasuredRecognizer(adapter)) for r in recordings]
-    for recording, found in zip(recordings, offline, strict=True):
-        recording.words = recording.words or found.words  # the first model's
-    baseline = word_errors([r.text for r in recordings], [found.text for found in offline])
-    yield offline_row(name, recordings, offline, baseline)
+    offline = offline_row(name, MeasuredRecognizer(adapter), recordings)
+    yield offline
     if not streams:
         return
+    baseline = offline["quality"]
     recognizers = {type(policy).__name__: MeasuredRecognizer(adapter, policy=policy) for policy in POLICIES}
     default = POLICIES[0]
     recognizers["plain"] = MeasuredRecognizer(adapter, policy=default, drafts=False)
@@ -119,18 +117,12 @@ def _streaming(recognizer: MeasuredRecognizer) -> Callable[[], Listener]:
     return lambda: StreamListener(recognizer.stream(update_interval=UPDATE))
 
 
-def _segments(adapter: SpeechAdapter, recordings: list[Recording]) -> list[list[torch.Tensor]]:
-    """The speech between pauses, of each recording."""
-    recognizer = MeasuredRecognizer(adapter)
-    found = [transcribe_samples(recording.samples, recognizer) for recording in recordings]
-    return [  # seconds of the stream are those of the recording
-        [recording.samples[round(s.start * RATE) : round(s.end * RATE)] for s in transcript.segments]
-        for recording, transcript in zip(recordings, found, strict=True)
-    ]
-
-
-def offline_row(name: str, recordings: list[Recording], offline: list[Transcript], baseline: float) -> dict[str, Any]:
-    """Errors and cost of transcripts of whole recordings."""
+def offline_row(name: str, recognizer: MeasuredRecognizer, recordings: list[Recording]) -> dict[str, Any]:
+    """Errors and cost of transcripts of whole recordings; words of those that know none are taken from them."""
+    offline = [transcribe_samples(one.samples, recognizer) for one in recordings]
+    for one, found in zip(recordings, offline, strict=True):
+        one.words = one.words or found.words
+    errors = judged(recordings, [found.text for found in offline])
     seconds = sum(found.stats.compute_seconds for found in offline)
     audio = sum(found.stats.audio_seconds for found in offline)
     return speech_row(
@@ -142,8 +134,8 @@ def offline_row(name: str, recordings: list[Recording], offline: list[Transcript
         real_time_factor=seconds / audio,
         audio_seconds=audio,
         decoder_calls=sum(found.stats.decoder_calls for found in offline),
-        baseline_quality=baseline,
-        **judged(recordings, [found.text for found in offline]),
+        baseline_quality=errors["quality"],
+        **errors,
         **described(recordings),
     )
 

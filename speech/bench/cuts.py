@@ -11,10 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from mmaccel.bench import pages
@@ -120,15 +118,11 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{row['word_error_rate']:.1%} ({row['segments']}, {row['real_time_factor']:.2f})"
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    parser = pages.output_parser(__doc__)
-    output: Path = parser.parse_args(argv).output
-    torch.set_num_threads(1)
+def measure() -> dict[str, Any]:
+    """Every condition and setting."""
     made = rows(*load("moonshine-tiny"), sets(), find_endpoint("auto"))
-    result = results.result(tqdm(made, unit="row"))
-    pages.write(output, result, page)
+    return results.result(tqdm(made, unit="row"))
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from ..codec.depth_decoding import DepthDecoding
 from ..codec.first_byte_meter import FirstByteMeter
 from ..codec.growing_blocks import growing_blocks
 from ..codec.streaming_speech import StreamingSpeech
+from ..examples import audible
 
 FRAMES = 25  # 80 ms each
 ROUNDS = 5
@@ -54,10 +54,7 @@ def model() -> Any:
         **SIZES, **MARKS, vocab_size=CODES, codebook_pad_token_id=1, codec_config=codec, depth_decoder_config=depth
     )
     built = untrained(lambda: CsmForConditionalGeneration(config).requires_grad_(False))
-    for module in built.codec_model.modules():
-        if hasattr(module, "embed_sum"):  # zeros: every code would sound the same
-            module.embed_sum.normal_()
-    built.codec_model.decode(torch.zeros(1, 32, 1, dtype=torch.long))
+    audible(built.codec_model).decode(torch.zeros(1, 32, 1, dtype=torch.long))
     return built
 
 
@@ -152,18 +149,15 @@ def _cell(row: dict[str, Any], name: str) -> str:
     return f"{row[name]:.2f}" if name in row else ""
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    parser = pages.output_parser(__doc__)
-    output: Path = parser.parse_args(argv).output
-    torch.set_num_threads(1)
+def measure() -> dict[str, Any]:
+    """Every way, and the sizes of the parts of the model."""
     csm = model()
     counts = {"millions": csm, "codec": csm.codec_model}
     result = results.result(rows(csm, FRAMES))
     result["frames"], result["rounds"] = FRAMES, ROUNDS
     result["millions"] = {name: sum(p.numel() for p in one.parameters()) / 1e6 for name, one in counts.items()}
-    pages.write(output, result, page)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure)

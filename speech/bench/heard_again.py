@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,14 +85,10 @@ def page(result: dict[str, Any]) -> str:
     return pages.page(result, "What hearing again changes", intro, {"Word errors": table})
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    parser = pages.output_parser(__doc__)
-    output: Path = parser.parse_args(argv).output
-    torch.set_num_threads(1)
-    result = results.result(tqdm(rows(MODELS, conditions()), unit="row"))
-    pages.write(output, result, page)
+def measure() -> dict[str, Any]:
+    """Every model and condition."""
+    return results.result(tqdm(rows(MODELS, conditions()), unit="row"))
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure)

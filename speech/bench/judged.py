@@ -8,7 +8,6 @@ from mmaccel.bench.pages import markdown
 
 from ..audio.endpoint import RATE
 from ..audio.recordings import Recording, word_errors
-from .targets import name_of
 
 
 def judged(recordings: list[Recording], texts: list[str]) -> dict[str, Any]:
@@ -31,6 +30,13 @@ def described(recordings: list[Recording]) -> dict[str, Any]:
         {"name": one.name, "seconds": len(one.samples) / RATE, "words": len(one.text.split())} for one in recordings
     ]
     return {"recordings": found, "said": sum(one["words"] for one in found)}
+
+
+def name_of(r: dict[str, Any]) -> str:
+    """Method with the settings that tell its rows apart."""
+    if r["method"] == "fixed chunks":
+        return f"fixed chunks of {r['settings']['seconds']:g} s"
+    return f"{r['method']}, block {r['settings']['block']}" if r["table"] == "codec" else str(r["method"])
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -11,19 +11,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 
 from ..audio.endpoint import RATE, find_endpoint
-from ..audio.recordings import Recording, all_recordings, in_noise, without_pauses, word_errors
+from ..audio.recordings import Recording, all_recordings, in_noise, without_pauses
 from ..families.weights import load
-from ..stream.transcribe import Transcript, transcribe_samples
 from .benchmark import moonshine_voice_row, offline_row, stream_row, streamed
 from .judged import table as each_recording
 from .listeners import UPDATE, Listener, MeasuredRecognizer, StreamListener
@@ -69,9 +66,8 @@ def rows(conditions: dict[str, list[Recording]], models: Sequence[str]) -> Itera
 
 
 def _model_rows(name: str, recognizer: MeasuredRecognizer, chosen: list[Recording]) -> Iterator[dict[str, Any]]:
-    offline = heard_offline(recognizer, chosen)
-    baseline = word_errors([one.text for one in chosen], [found.text for found in offline])
-    yield offline_row(name, chosen, offline, baseline)
+    offline = offline_row(name, recognizer, chosen)
+    yield offline
     ways: dict[str, Callable[[], Listener]] = {
         "LocalAgreement": lambda: StreamListener(recognizer.stream(update_interval=UPDATE))
     }
@@ -81,20 +77,12 @@ def _model_rows(name: str, recognizer: MeasuredRecognizer, chosen: list[Recordin
         ways["whisper_streaming"] = partial(WhisperStreamingListener, module, rival)
     recognizer.decoding = 0.0
     played = listen(ways, chosen)
-    ours = played["LocalAgreement"]
+    ours, baseline = played["LocalAgreement"], offline["quality"]
     yield stream_row(name, "LocalAgreement", chosen, ours, baseline, {"n": 2}, **streamed(ours, recognizer))
     if module is not None:
         theirs = played["whisper_streaming"]
         more = {"decoder_calls": theirs.decoder_calls, "retracted_share": 0.0}
         yield stream_row(name, "whisper_streaming", chosen, theirs, baseline, {}, **more)
-
-
-def heard_offline(recognizer: MeasuredRecognizer, chosen: list[Recording]) -> list[Transcript]:
-    """Transcripts of whole recordings; the words of those that know none are from them."""
-    offline = [transcribe_samples(one.samples, recognizer) for one in chosen]
-    for one, found in zip(chosen, offline, strict=True):
-        one.words = one.words or found.words
-    return offline
 
 
 def page(result: dict[str, Any]) -> str:
@@ -111,16 +99,11 @@ def page(result: dict[str, Any]) -> str:
     return pages.page(result, "Streams on minutes of speech", intro, sections)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), help="names for `mmaccel.speech.load`")
-    arguments = parser.parse_args(argv)
-    output: Path = arguments.output
-    torch.set_num_threads(1)
-    result = results.result(tqdm(rows(recordings(), arguments.models), unit="row"))
-    pages.write(output, result, page)
+def measure(models: list[str]) -> dict[str, Any]:
+    """Every condition and model."""
+    return results.result(tqdm(rows(recordings(), models), unit="row"))
 
 
 if __name__ == "__main__":
-    main()
+    models = {"nargs": "+", "default": list(MODELS), "help": "names for `mmaccel.speech.load`"}
+    pages.run(__doc__, page, measure, models=models)

@@ -22,6 +22,7 @@ from ..audio.growing_audio import GrowingAudio
 from ..codec.streaming_codec_decoder import StreamingCodecDecoder
 from ..decoding.merge_audio_tokens import MergeAudioTokens
 from ..decoding.suffix_draft import SuffixDraft
+from ..examples import audible
 from ..families.adapter import SpeechAdapter
 from ..families.moonshine_streaming import MoonshineStreamingAdapter
 
@@ -135,11 +136,7 @@ def compare_codecs(model: Any, codes: torch.Tensor, whole: torch.Tensor, size: i
 def _mimi() -> Any:
     from transformers import MimiConfig, MimiModel
 
-    model = MimiModel(MimiConfig())
-    for module in model.modules():
-        if hasattr(module, "embed_sum"):  # zeros in an untrained model: every code would sound the same
-            torch.nn.init.normal_(module.get_buffer("embed_sum"))
-    return model
+    return audible(MimiModel(MimiConfig()))
 
 
 class Making(Workload):

@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 
 from ..audio.endpoint import RATE
-from ..audio.recordings import Recording, all_recordings, word_errors
+from ..audio.recordings import Recording, all_recordings
 from ..families.weights import load
-from .benchmark import stream_row, streamed
+from .benchmark import offline_row, stream_row, streamed
 from .judged import described
 from .listeners import UPDATE, MeasuredRecognizer, StreamListener
-from .listening import heard_offline
 from .page import heard
 from .playback import listen
-from .targets import both, points
+from .stream_tables import both, points
 
 MODEL = "moonshine-tiny"
 PUSHES = (0.02, 0.032, 0.1, 0.5)  # seconds: of a call, of a voice detector, of a page that listens, of a file
@@ -41,8 +39,7 @@ is shown as one that stays. The rows are in [speech_pushes.json](speech_pushes.j
 
 def rows(recognizer: MeasuredRecognizer, recordings: list[Recording]) -> Iterator[dict[str, Any]]:
     """A row for each length."""
-    texts = [found.text for found in heard_offline(recognizer, recordings)]
-    baseline = word_errors([one.text for one in recordings], texts)
+    baseline = offline_row(MODEL, recognizer, recordings)["quality"]
     for seconds in PUSHES:
         ways = {"LocalAgreement": lambda: StreamListener(recognizer.stream(update_interval=UPDATE))}
         recognizer.decoding = 0.0
@@ -75,13 +72,11 @@ def _line(row: dict[str, Any]) -> list[str]:
     return [*first, *cells, right]
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    arguments = pages.output_parser(__doc__).parse_args(argv)
-    torch.set_num_threads(1)
+def measure() -> dict[str, Any]:
+    """Every length of a push."""
     made = rows(MeasuredRecognizer(*load(MODEL)), all_recordings())
-    pages.write(arguments.output, results.result(tqdm(made, total=len(PUSHES), unit="row")), page)
+    return results.result(tqdm(made, total=len(PUSHES), unit="row"))
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(__doc__, page, measure)

@@ -6,7 +6,7 @@ from typing import Any
 
 from mmaccel.bench.pages import markdown
 
-from .targets import both, name_of, points
+from .judged import name_of
 
 STREAMS = """
 *WER* is by jiwer with transformers' `EnglishTextNormalizer`, over all words, and *to offline* its difference to
@@ -70,6 +70,22 @@ def _stream(r: dict[str, Any]) -> list[str]:
 def _right(eager: dict[str, Any]) -> str:
     """How many of the texts that were told early were final."""
     return f"{eager['early']} of {eager['tellings']}" if eager.get("tellings") else ""
+
+
+def points(r: dict[str, Any]) -> float:
+    """How much worse than offline a word error rate is, in percentage points."""
+    return float(100 * (r["quality"] - r["baseline_quality"]))
+
+
+def both(heard: float | None, ready: float | None) -> str:
+    """A lag on both clocks.
+
+    Examples
+    --------
+    >>> both(0.8444, 0.95)
+    '0.84 (0.95)'
+    """
+    return "" if heard is None or ready is None else f"{heard:.2f} ({ready:.2f})"
 
 
 def own(group: list[dict[str, Any]]) -> str:

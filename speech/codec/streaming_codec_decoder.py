@@ -16,7 +16,7 @@ from mmaccel.cache.argument import cached
 from mmaccel.cache.layers import layer_bytes, tensor_bytes
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.linears.packed import with_packed_linears
-from mmaccel.method import is_count, is_whole
+from mmaccel.method import is_count, plain_number
 
 from ..families.private import mimi_decoder_parts
 from .blockwise_convolution import BlockwiseConvolution
@@ -212,7 +212,7 @@ class CodecStream:
         """Frames of the next block; all that wait where no more sizes are given."""
         assert self._blocks is not None
         size = next(self._blocks, self.waiting)
-        if not is_whole(size):
+        if not is_count(plain_number(size)):
             raise SettingError(f"a block of {size!r} frames: blocks are whole numbers of at least 1, such as [1, 2, 4]")
         return int(size)
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from mmaccel.errors import SettingError
-
 from ..families.private import sliding_window
 from ..families.projections import split_heads
 
@@ -109,11 +107,6 @@ class EncoderStream:
     samples
         Samples taken in.
 
-    Raises
-    ------
-    SettingError
-        On a push of anything but one row of samples.
-
     Examples
     --------
     >>> stream = adapter.begin()  # doctest: +SKIP
@@ -142,7 +135,6 @@ class EncoderStream:
     @torch.no_grad()
     def push(self, samples: torch.Tensor) -> torch.Tensor:
         """Take in `samples` `[n]`, float32 at the model's rate; returns new frames `[1, t, D]` that are final."""
-        self._check(samples)
         pieces = [self._push(piece) for piece in samples.split(LONGEST_PIECE)]
         return torch.cat(pieces, 1)
 
@@ -153,12 +145,6 @@ class EncoderStream:
         ahead._convolutions = [copy.copy(part) for part in self._convolutions]  # no tensor is changed in place
         ahead._layers = [copy.copy(part) for part in self._layers]
         return ahead._flush()
-
-    def _check(self, samples: torch.Tensor) -> None:
-        if samples.ndim != 1 or not samples.is_floating_point():
-            raise SettingError(
-                f"samples {list(samples.shape)} {samples.dtype}: pass one row [n] of float samples at the model's rate"
-            )
 
     def _push(self, samples: torch.Tensor) -> torch.Tensor:
         self.samples += len(samples)

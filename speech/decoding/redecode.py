@@ -13,7 +13,6 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from mmaccel.cache.argument import cached
 from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, match
-from mmaccel.errors import SettingError
 
 from .cross_cache import CrossCache
 from .gathering import Gathering
@@ -79,14 +78,9 @@ def decode(
     cache
         Cross-attention keys and values of earlier calls, for encoders that only append; brought up to date.
     max_new_tokens
-        Default the adapter's limit for so much speech.
+        Default the adapter's limit for so much speech. Never more than the decoder has positions for.
     gathering
         Where passes meet those of other threads; default None, alone. In one pass they are equal up to rounding.
-
-    Raises
-    ------
-    SettingError
-        If the prompt is empty, the limit negative, or the draft holds no token of this model.
 
     Examples
     --------
@@ -94,7 +88,7 @@ def decode(
     >>> second = decode(adapter, adapter.encode(samples), adapter.prompt(), first.tokens)  # doctest: +SKIP
     """
     limit = adapter.limit(encoded.seconds) if max_new_tokens is None else max_new_tokens
-    _check(adapter, prompt, draft, limit)
+    limit = min(limit, adapter.room(prompt))
     guess = RealignedDraft(_until_end(draft, adapter.end_tokens))
     text, stats = _Text(adapter, encoded, prompt, cache, limit, gathering), Stats()
     draft_and_verify(guess, text, text, FixedWidth(sys.maxsize), stats)
@@ -103,17 +97,6 @@ def decode(
 
 def _until_end(tokens: Sequence[int], ends: frozenset[int]) -> list[int]:
     return list(itertools.takewhile(lambda token: token not in ends, tokens))
-
-
-def _check(adapter: SpeechAdapter, prompt: Sequence[int], draft: Sequence[int], limit: int) -> None:
-    if not len(prompt):
-        raise SettingError("the prompt is empty: pass adapter.prompt()")
-    if limit < 0:
-        raise SettingError(f"max_new_tokens={limit}: pass at least 0, or None for the adapter's limit")
-    size = adapter.target.get_output_embeddings().weight.shape[0]
-    wrong = [token for token in draft if not 0 <= token < size]
-    if wrong:
-        raise SettingError(f"draft holds {wrong[0]}: tokens of this model are 0 to {size - 1}")
 
 
 class CrossPasses:

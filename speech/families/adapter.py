@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +15,11 @@ from mmaccel.adapter import Adapter
 from mmaccel.errors import AudioError, SettingError
 
 from ..decoding.redecode import CrossPasses, Hypothesis, decode
+from .languages import AUTO, language_code
 
 if TYPE_CHECKING:
     from ..decoding.cross_cache import CrossCache
     from ..decoding.gathering import Gathering
-
-
-AUTO = "auto"  # the language that asks the model which one it hears
 
 
 @dataclass(frozen=True)
@@ -199,6 +198,10 @@ class SpeechAdapter(Adapter):
     def limit(self, seconds: float) -> int:
         """Most tokens that this much speech can hold; a decoder that continues is in a loop."""
 
+    def room(self, prompt: Sequence[int]) -> int:
+        """Most tokens that the decoder has positions for behind a prompt."""
+        return sys.maxsize
+
     def has_room(self, prompt: Sequence[int], seconds: float) -> bool:
         """Whether the decoder has positions for a prompt and as many tokens as this much speech can hold."""
         return True
@@ -269,31 +272,3 @@ class WrittenAdapter(SpeechAdapter):
         """The tokens that are no marks."""
         marks = {*self.end_tokens, *self._processor().tokenizer.all_special_ids}
         return [int(token) for token in tokens if int(token) not in marks]
-
-
-def language_code(language: str) -> str:
-    """``"de"`` for ``"german"``, ``"de-DE"`` or ``"<|de|>"``; what names no language stays.
-
-    Examples
-    --------
-    >>> language_code("German"), language_code("pt-BR"), language_code("xx")
-    ('de', 'pt', 'xx')
-    """
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # brings the tokenizers along
-
-    name = language.lower().strip("<|>")
-    without_region = name.replace("_", "-").partition("-")[0]
-    return str(TO_LANGUAGE_CODE.get(name) or TO_LANGUAGE_CODE.get(without_region, without_region))
-
-
-def language_name(code: str) -> str:
-    """``"german"`` for ``"de"``; empty where there is none.
-
-    Examples
-    --------
-    >>> language_name("de"), language_name("xx")
-    ('german', '')
-    """
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
-    return str(LANGUAGES.get(code, ""))

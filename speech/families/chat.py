@@ -17,7 +17,8 @@ from mmaccel.errors import SettingError, shown
 from mmaccel.patching import hook
 
 from ..decoding.cross_cache import CrossCache
-from .adapter import AUTO, Encoded, Passes, Word, WrittenAdapter
+from .adapter import Encoded, Passes, Word, WrittenAdapter
+from .languages import AUTO, language_code
 from .rows import CHAT, TranscriptionPrompt
 from .spelled import spread
 from .timed import on_model
@@ -52,17 +53,25 @@ class ChatAdapter(WrittenAdapter):
         language = self._told.get("language") if language is None else language
         language = None if language == AUTO else language
         super().instruct(None if asked.language else language, task, "" if asked.hotwords else prompt)
+        for spelling in dict.fromkeys((language, language and language_code(language))):
+            error = self._refusal({"language": spelling, asked.hotwords: prompt})
+            if error is None:
+                return
+        raise SettingError(f"language={language!r}, prompt={shown(prompt)}: {error}") from error
+
+    def _refusal(self, told: dict[str, Any]) -> ValueError | None:
+        """The processor's own word on what it does not know; None where it takes all that it is told."""
         before = self._told, self._last
-        told = {"language": language, asked.hotwords: prompt}
         self._told, self._last = {name: value for name, value in told.items() if name and value}, None
         try:
             _ = self.prompt() if self._told else None
-        except ValueError as error:  # the processor's own word on what it does not know
+        except ValueError as error:
             self._told, self._last = before
-            raise SettingError(f"language={language!r}, prompt={shown(prompt)}: {error}") from error
+            return error
+        return None
 
     def language_of(self, encoded: Encoded) -> str:
-        return str(self._told.get("language", ""))
+        return language_code(self._told.get("language", ""))
 
     def encode(self, samples: torch.Tensor) -> Encoded:
         seconds = self._check_samples(samples)

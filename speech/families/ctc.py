@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -48,8 +47,3 @@ class CtcAdapter(WholeAdapter):
     @property
     def _blank(self) -> int:
         return int(self.target.config.pad_token_id)
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """Without blanks nothing tells its tokenizer which equal tokens are two: none may be made one."""
-        tokenizer = self._processor().tokenizer
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=True, group_tokens=False)).strip()

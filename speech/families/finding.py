@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmaccel.adapter import adapters
+from mmaccel.adapter import adapters, instead_of, similar_classes
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.linears.packed import has_twin, with_packed_linears
 from mmaccel.linears.skinny import with_skinny_linears
@@ -58,7 +58,11 @@ def _parts(model: torch.nn.Module) -> list[tuple[Any, ...]]:
 def adapter_of(model: Any, processor: Any) -> SpeechAdapter:
     """The adapter of a model, of a session of it, or a copy of the one that is given, with its processor."""
     model = model.target if isinstance(model, Session) else model
-    adapter = copy.copy(model) if isinstance(model, SpeechAdapter) else adapter_class(type(model))(model)
+    if isinstance(model, SpeechAdapter):
+        adapter = copy.copy(model)
+    else:
+        advice = "" if isinstance(model, str) else instead_of(model)  # of a name, the error says how it is loaded
+        adapter = adapter_class(type(model), advice)(model)
     if processor is not None:
         adapter.processor = processor
     if adapter.processor is None:
@@ -66,30 +70,34 @@ def adapter_of(model: Any, processor: Any) -> SpeechAdapter:
             "no processor: pass the model's own, as in"
             " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
         )
+    if getattr(adapter.processor, "decoder", None) is not None:
+        raise SettingError(
+            "streams do not ask this processor's language model: pass"
+            " Wav2Vec2Processor(processor.feature_extractor, processor.tokenizer)"
+        )
     return adapter
 
 
-def served_classes() -> list[str]:
-    """Names of transformers' classes that have an adapter, in alphabetical order."""
-    return sorted(name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes)
-
-
-def adapter_class(model_class: type) -> type[SpeechAdapter]:
+def adapter_class(model_class: type, advice: str = "") -> type[SpeechAdapter]:
     """The adapter of a class of recognisers or of one that it is derived from.
+
+    Parameters
+    ----------
+    model_class
+        Such as transformers' `WhisperForConditionalGeneration`.
+    advice
+        What to give instead where no adapter fits, if that is known.
 
     Raises
     ------
     UnsupportedTargetError
-        Says why the class cannot be served, where that is known, or which classes can.
+        Says what to give instead, or why the class cannot be served, where that is known.
     """
     lineage = [cls.__name__ for cls in model_class.__mro__]
     for name in lineage:
         for adapter in adapters():
             if issubclass(adapter, SpeechAdapter) and name in adapter.classes:
                 return adapter
-    reason = next((REFUSED[name] for name in lineage if name in REFUSED), "")
-    known = f"supported are {', '.join(served_classes())}"
-    raise UnsupportedTargetError(
-        f"no recogniser for {model_class.__name__}; {reason or known}: load another, as with"
-        " model, processor = speech.load('moonshine-tiny')"
-    )
+    reason = next((REFUSED[name] for name in lineage if name in REFUSED), similar_classes(model_class.__name__))
+    load = "load another, as with model, processor = speech.load('moonshine-tiny')"
+    raise UnsupportedTargetError(f"no recogniser for {model_class.__name__}; {advice or f'{reason}: {load}'}")

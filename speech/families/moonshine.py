@@ -14,8 +14,9 @@ from mmaccel.linears.packed import has_twin
 
 from ..decoding.growing_convolutions import GrowingConvolutions
 from ..decoding.packed import can_pack, packed_attention
-from .adapter import Encoded, language_name
+from .adapter import Encoded
 from .encoder_decoder import EncoderDecoderAdapter
+from .languages import language_name
 
 OTHER_LANGUAGE = re.compile(r".*-(?!en)[a-z]{2}/?")  # the names of checkpoints such as moonshine-tiny-ja
 # The names of the authors' checkpoints, and of the folder of the one that is shipped: without a language for English.

@@ -75,8 +75,6 @@ class NemotronStream:
     @torch.no_grad()
     def hear(self, samples: torch.Tensor) -> list[EmittedToken]:
         """Push `samples` `[n]` at the processor's rate; returns the new tokens with their frames."""
-        if samples.ndim != 1 or not samples.is_floating_point():
-            raise SettingError(f"samples {list(samples.shape)} {samples.dtype}: pass one row [n] of floats")
         self.samples += len(samples)
         return self._hear(samples.float().cpu())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..stream.units import is_unspaced, units
+from ..stream.units import is_unspaced, letters, units
 from .adapter import Word
 
 WORD_STARTS = ("Ġ", "▁", " ")  # how byte-level, SentencePiece and Mistral's tokens say that a space comes before
@@ -69,13 +69,9 @@ def _word(
     if not text:
         return None
     end = last
-    while end > first + 1 and _letters(decode(tokens[first : end - 1])) == _letters(text):
+    while end > first + 1 and letters(decode(tokens[first : end - 1])) == letters(text):
         end -= 1
     return Word(text, starts[first], ends[end - 1])
-
-
-def _letters(text: str) -> int:
-    return sum(map(str.isalnum, text))
 
 
 def spread(text: str, seconds: float) -> list[Word]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,7 +74,14 @@ class TimedAdapter(SpeechAdapter):
         return frozenset()
 
     def text(self, tokens: Sequence[int]) -> str:
-        return str(self._processor().tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+        """The text of tokens, of which two that are equal are two: no blanks are among them.
+
+        Tokenizers that were made for CTC would put them together unless told not to.
+        """
+        tokenizer = self._processor().tokenizer
+        groups = "group_tokens" in inspect.signature(getattr(tokenizer, "_decode", tokenizer.decode)).parameters
+        told = {"group_tokens": False} if groups else {}
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True, **told)).strip()
 
     def words(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[Word]:
         rows = encoded.hidden_states[0].tolist()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +11,8 @@ from mmaccel.adapter import register_adapter
 from mmaccel.errors import unknown_name
 
 from ..decoding.transducer_greedy import TransducerGreedy
-from .adapter import AUTO, Encoded
+from .adapter import Encoded
+from .languages import AUTO, language_code
 from .nemotron import NemotronStream
 from .rows import STREAMING_TRANSDUCERS, TRANSDUCERS
 from .timed import StreamedAdapter, TimedToken, WholeAdapter, timed
@@ -37,9 +37,6 @@ class TransducerAdapter(WholeAdapter):
         frames, mask = output.pooler_output, output.attention_mask
         frames = frames if mask is None else frames[:, : int(mask.sum())]
         return timed(TransducerGreedy(self.target).say(frames), self.target, self._processor())
-
-    def text(self, tokens: Sequence[int]) -> str:
-        return each_told(self._processor().tokenizer, tokens)
 
 
 @register_adapter
@@ -79,31 +76,25 @@ class StreamingTransducerAdapter(StreamedAdapter):
             super().instruct(language, task, prompt)
             return
         super().instruct(None, task, prompt)
-        if language and language != AUTO and language not in known:
-            raise unknown_name("language", language, known)
         if language:
-            self.language = "" if language == AUTO else language
+            self.language = "" if language == AUTO else _spelled(language, known)
 
     def language_of(self, encoded: Encoded) -> str:
-        return self.language
+        return language_code(self.language)
 
     def begin(self) -> NemotronStream:
         known = getattr(self._processor(), "prompt_dictionary", None)
         told = {} if known is None else {"prompt_ids": torch.tensor([self._prompt_id(known)])}
         return NemotronStream(self.target, self._processor(), self.lookahead, **told)
 
-    def text(self, tokens: Sequence[int]) -> str:
-        return each_told(self._processor().tokenizer, tokens)
-
     def _prompt_id(self, known: Mapping[str, int]) -> int:
         return int(known[self.language] if self.language else self.target.config.default_prompt_id)
 
 
-def each_told(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of tokens, of which two that are equal are two: a transducer tells none twice, as the frames of CTC do.
-
-    Tokenizers that were made for CTC, such as Parakeet's, would put them together unless told not to.
-    """
-    groups = "group_tokens" in inspect.signature(getattr(tokenizer, "_decode", tokenizer.decode)).parameters
-    told = {"group_tokens": False} if groups else {}
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, **told)).strip()
+def _spelled(language: str, known: Mapping[str, int]) -> str:
+    """A language as a processor spells it: the given name, its code, or the first of its regions."""
+    code = language_code(language)
+    for name in (language, code, *(name for name in known if name.startswith(f"{code}-"))):
+        if name in known:
+            return name
+    raise unknown_name("language", language, known)

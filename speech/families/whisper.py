@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -15,8 +16,10 @@ from mmaccel.errors import SettingError, shown, unknown_name
 from mmaccel.linears.packed import has_twin
 from mmaccel.method import is_count
 
-from .adapter import AUTO, Encoded, language_code
+from ..stream.units import units
+from .adapter import Encoded
 from .encoder_decoder import EncoderDecoderAdapter
+from .languages import AUTO, language_code
 
 CONTEXT_FRAMES = 200  # 2 s of silence behind the speech; with half of it texts break off or loop
 SHORTEST_FRAMES = 800  # 8 s; with 4 s single phrases of a second, such as "No matter.", are said again and again
@@ -194,8 +197,15 @@ class WhisperAdapter(EncoderDecoderAdapter):
             return []
         room = self.target.config.max_target_positions // 2 - 1
         hint = self._ids(self.hint)[:room]
-        rest = self._ids(context.strip())
-        return [mark, *hint, *rest[max(0, len(rest) - (room - len(hint))) :]]
+        told = [*hint, *self._last_ids(context, room - len(hint))]
+        return [mark, *told] if told else []
+
+    def _last_ids(self, text: str, room: int) -> list[int]:
+        """The tokens of the last words of a text, as many as there is room for."""
+        words = units(text)
+        counts = range(1, len(words) + 1)
+        fitting = bisect_right(counts, room, key=lambda count: len(self._ids("".join(words[-count:]).strip())))
+        return self._ids("".join(words[len(words) - fitting :]).strip())
 
     def _ids(self, text: str) -> list[int]:
         return list(self._processor().tokenizer(f" {text}", add_special_tokens=False).input_ids) if text else []
@@ -232,12 +242,13 @@ class WhisperAdapter(EncoderDecoderAdapter):
             logits = self.target.get_output_embeddings()(self._decoded(encoded, [self._start()]))[-1]
         return str(names[int(logits[list(tokens)].argmax())].strip("<|>"))
 
-    def limit(self, seconds: float) -> int:
-        """As for all models, and no more than the decoder has positions for behind the longest :meth:`prompt`."""
-        return min(super().limit(seconds), self.target.config.max_target_positions // 2 - 4)
+    def room(self, prompt: Sequence[int]) -> int:
+        return int(self.target.config.max_target_positions) - len(prompt)
 
     def has_room(self, prompt: Sequence[int], seconds: float) -> bool:
-        return len(prompt) + self.limit(seconds) <= self.target.config.max_target_positions
+        """Where other languages could fill all positions: for the half of them that no prompt takes."""
+        most = self.target.config.max_target_positions // 2 - 4
+        return self.room(prompt) >= min(self.limit(seconds), most)
 
     def timestamp(self, token: int) -> float | None:
         """Seconds that a token of a time stands for, None of any other.

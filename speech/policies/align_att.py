@@ -61,8 +61,18 @@ class AlignAtt(StreamingPolicy):
                 " pass policy=speech.LocalAgreement(2)"
             )
 
-    def begin(self, committed: Sequence[str] = ()) -> Commitment:
-        return _Aligned(self, committed)
+    def sure(self, commitment: Commitment, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
+        if not rest:
+            return 0
+        commitment.passes = 1
+        adapter: Any = hypothesis.adapter
+        scores = adapter.attention(hypothesis.encoded, hypothesis.tokens, hypothesis.prompt)[: len(hypothesis.tokens)]
+        times = [frame * adapter.frame_seconds for frame in scores.argmax(-1).tolist()]
+        settled = hypothesis.tokens[: self.settled(times, hypothesis.encoded.seconds)]
+        # a word whose next token is not settled is not whole
+        whole = zip(units(adapter.text(settled)), said, strict=False)
+        count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], whole))
+        return max(count - (len(said) - len(rest)), 0)
 
     def settled(self, times: Sequence[float], seconds: float) -> int:
         """How many tokens stay, by the second of the audio that each looked at.
@@ -80,22 +90,3 @@ class AlignAtt(StreamingPolicy):
                 return place
             before = time
         return len(times)
-
-
-class _Aligned(Commitment):
-    def __init__(self, policy: AlignAtt, committed: Sequence[str]) -> None:
-        super().__init__(committed)
-        self.policy = policy
-
-    def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
-        if not rest:
-            return 0
-        self.passes = 1
-        adapter: Any = hypothesis.adapter
-        scores = adapter.attention(hypothesis.encoded, hypothesis.tokens, hypothesis.prompt)[: len(hypothesis.tokens)]
-        times = [frame * adapter.frame_seconds for frame in scores.argmax(-1).tolist()]
-        settled = hypothesis.tokens[: self.policy.settled(times, hypothesis.encoded.seconds)]
-        # a word whose next token is not settled is not whole
-        whole = zip(units(adapter.text(settled)), said, strict=False)
-        count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], whole))
-        return max(count - (len(said) - len(rest)), 0)

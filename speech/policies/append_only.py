@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmaccel.errors import UnsupportedTargetError
@@ -50,14 +49,5 @@ class AppendOnly(StreamingPolicy):
                 " pass policy=speech.LocalAgreement(2)"
             )
 
-    def begin(self, committed: Sequence[str] = ()) -> Commitment:
-        return _Held(self.hold, committed)
-
-
-class _Held(Commitment):
-    def __init__(self, hold: int, committed: Sequence[str]) -> None:
-        super().__init__(committed)
-        self.hold = hold
-
-    def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
+    def sure(self, commitment: Commitment, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
         return max(len(rest) - self.hold, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -53,29 +52,18 @@ class LocalAgreement(StreamingPolicy):
         self._require(is_count(self.n, 1, 10), "n", "between 1 and 10 hypotheses, such as 2")
         self._require(is_count(self.bridge, 0, 10), "bridge", "between 0 and 10 words, such as 3")
 
-    def begin(self, committed: Sequence[str] = ()) -> Commitment:
-        return _Agreement(self, committed)
-
-
-class _Agreement(Commitment):
-    def __init__(self, policy: LocalAgreement, committed: Sequence[str]) -> None:
-        super().__init__(committed)
-        self.policy = policy
-        self.before: deque[tuple[float, list[str]]] = deque(maxlen=4 * policy.n)  # seconds of audio, and what was heard
-
-    def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
-        seconds = hypothesis.encoded.seconds
-        others = [one[covered(self.committed, one) :] for one in self._others(seconds)]
-        self.before.append((seconds, said))
-        if len(others) < self.policy.n - 1:
+    def sure(self, commitment: Commitment, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
+        others = self._others(commitment, hypothesis.encoded.seconds)
+        if len(others) < self.n - 1:
             return 0
-        return min((agreed(other, rest, self.policy.bridge) for other in others), default=len(rest))
+        left = (one[covered(commitment.committed, one) :] for one in others)
+        return min((agreed(other, rest, self.bridge) for other in left), default=len(rest))
 
-    def _others(self, seconds: float) -> list[list[str]]:
+    def _others(self, commitment: Commitment, seconds: float) -> list[list[str]]:
         """The hypotheses that this one is compared with, the latest first."""
         found: list[list[str]] = []
-        for before, said in reversed(self.before):
-            if len(found) < self.policy.n - 1 and seconds - before >= APART:
+        for before, said in reversed(commitment.heard):
+            if len(found) < self.n - 1 and seconds - before >= APART:
                 found.append(said)
                 seconds = before
         return found

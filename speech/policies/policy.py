@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,22 +39,27 @@ class SegmentHypothesis:
         return units(self.adapter.text(self.tokens))
 
 
-class Commitment(ABC):
+class Commitment:
     """The committed units of one segment; units are only ever added.
 
     Attributes
     ----------
+    policy
+        Decides how many.
     committed
         Units that stay.
     tail
         Units of the last hypothesis behind them.
+    heard
+        Seconds of audio and units of the hypotheses before, the latest last; none that is in a loop.
     passes
         Passes of the decoder that the last hypothesis took here.
     """
 
-    def __init__(self, committed: Sequence[str] = ()) -> None:
-        self.committed = list(committed)
+    def __init__(self, policy: StreamingPolicy, committed: Sequence[str] = ()) -> None:
+        self.policy, self.committed = policy, list(committed)
         self.tail: list[str] = []
+        self.heard: deque[tuple[float, list[str]]] = deque(maxlen=40)
         self.passes = 0
 
     def update(self, hypothesis: SegmentHypothesis) -> list[str]:
@@ -62,24 +68,25 @@ class Commitment(ABC):
         rest = said[covered(self.committed, said) :]
         if self.committed and rest and len(rest) == len(said):  # the first unit of a text has no space before it
             rest[0] = behind(self.committed[-1], rest[0])
-        self.passes = 0
-        # What is in a loop must not be promised.
-        count = self.sure(hypothesis, said, rest) if hypothesis.ended else 0
+        self.passes = count = 0
+        if hypothesis.ended:  # what is in a loop must not be promised
+            count = self.policy.sure(self, hypothesis, said, rest)
+            self.heard.append((hypothesis.encoded.seconds, said))
         self.committed += rest[:count]
         self.tail = rest[count:]
         return rest[:count]
-
-    @abstractmethod
-    def sure(self, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
-        """How many units of `rest` stay: those of `said`, the hypothesis, that are not committed yet."""
 
 
 class StreamingPolicy(Checked, ABC):
     """Base of the policies; subclasses are frozen dataclasses, whose fields are the settings."""
 
-    @abstractmethod
     def begin(self, committed: Sequence[str] = ()) -> Commitment:
         """What is committed of a new segment, whose first units may be committed already."""
+        return Commitment(self, committed)
+
+    @abstractmethod
+    def sure(self, commitment: Commitment, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
+        """How many units of `rest` stay: those of `said`, the hypothesis, that are not committed yet."""
 
     def check(self, adapter: SpeechAdapter) -> None:  # noqa: B027  optional, most policies fit every recogniser
         """Raise `UnsupportedTargetError` if a recogniser cannot serve this policy."""

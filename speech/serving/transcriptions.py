@@ -19,6 +19,8 @@ from mmaccel.serve.sockets import Connection
 
 from ..audio.endpoint import RATE
 from ..audio.uploaded_audio import read_recording
+from ..decoding.loops import compression_ratio
+from ..families.languages import AUTO, language_code
 from ..stream.events import Event, Final
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.subtitles import FORMATS
@@ -30,6 +32,8 @@ from .session_settings import PROMPT
 HOLDS = ("json", "text", "srt", "vtt", "verbose_json")
 TEXTS = {"response_format": "json", "language": "", "prompt": "", "stream": "false"}  # fields, and what they are else
 GRANULARITIES = ("segment", "word")
+# What OpenAI's segments have too: clients compare some of these with bounds, which let these values pass.
+UNMEASURED = {"avg_logprob": 0.0, "no_speech_prob": 0.0, "temperature": 0.0, "seek": 0}
 
 
 @dataclass(kw_only=True)
@@ -44,8 +48,6 @@ class TranscriptionRequest(Request):
         How its text is told, one of `HOLDS`.
     recognizer
         Told the language and the words of the request.
-    language
-        As the request says it.
     has_words
         Whether ``"verbose_json"`` has the words too.
     said
@@ -57,7 +59,6 @@ class TranscriptionRequest(Request):
     samples: torch.Tensor
     form: str
     recognizer: StreamingRecognizer
-    language: str | None
     has_words: bool
     said: list[str] = field(default_factory=list)
     last: str = ""
@@ -98,7 +99,6 @@ class TranscriptionEndpoint(Endpoint[TranscriptionRequest]):
             samples=_samples(given),
             form=form,
             recognizer=self.opened.told(language, prompt=prompt or None),
-            language=language,
             has_words="word" in times,
             pieces=queue.SimpleQueue() if streams else None,
         )
@@ -168,11 +168,10 @@ def _written(made: Transcript, request: TranscriptionRequest) -> Answer:
     if request.form == "json":
         return {"text": made.text}
     segments = [_segment(number, segment) for number, segment in enumerate(made.segments)]
-    usual = request.recognizer.adapter.only_language or "unknown"
     words = [{"word": word.text.strip(), "start": word.start, "end": word.end} for word in made.words]
     return {
         "task": request.recognizer.adapter.task,
-        "language": request.language or next((one.language for one in made.segments if one.language), usual),
+        "language": _language(made, request.recognizer),
         "duration": len(request.samples) / RATE,
         "text": made.text,
         "segments": segments,
@@ -180,9 +179,23 @@ def _written(made: Transcript, request: TranscriptionRequest) -> Answer:
     }
 
 
+def _language(made: Transcript, recognizer: StreamingRecognizer) -> str:
+    """The language that was heard; where nobody speaks, the one that the recogniser was told."""
+    heard = [one.language for one in made.segments]
+    told = language_code(recognizer.language or AUTO)
+    return next(filter(None, (*heard, recognizer.adapter.only_language)), "unknown" if told == AUTO else told)
+
+
 def _segment(number: int, segment: Final) -> dict[str, Any]:
-    tokens = list(segment.tokens)
-    return {"id": number, "start": segment.start, "end": segment.end, "text": segment.text, "tokens": tokens}
+    return {
+        "id": number,
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "compression_ratio": compression_ratio(segment.text),
+        **UNMEASURED,
+    }
 
 
 ENDPOINT = TranscriptionEndpoint

@@ -11,7 +11,7 @@ from mmaccel.errors import SettingError
 
 from ..families.adapter import Word
 from .stats import quantile
-from .units import covered
+from .units import covered, letters
 
 Normalize = Callable[[str], str]
 
@@ -102,7 +102,7 @@ def _ms(seconds: float | None) -> str:
 
 def plain(word: str) -> str:
     """A word in small letters, without punctuation but apostrophes within."""
-    return "".join(c for c in word.casefold() if c.isalnum() or c == "'").strip("'")
+    return letters(word, kept="'").strip("'")
 
 
 def emission_latency(utterances: Iterable[Utterance], normalize: Normalize = plain) -> EmissionLatency:

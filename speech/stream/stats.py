@@ -144,6 +144,8 @@ class StreamStats:
             )
         )
 
+    __repr__ = __str__  # what a notebook shows
+
 
 class RealTimeClock:
     """Tells when a result is ready if audio comes in real time, however fast it is pushed."""

@@ -106,6 +106,11 @@ class Streamed:
         return [joined_text(event.text for event in events if isinstance(event, Final)) for events in self.events]
 
     @property
+    def languages(self) -> set[str]:
+        """Those that were told or heard."""
+        return {event.language for events in self.events for event in events if isinstance(event, Final)}
+
+    @property
     def lag(self) -> float | None:
         """Median over all words, on the clock that includes computing."""
         return quantile([seconds for one in self.stats for seconds in one.word_lag.ready], 0.5)
@@ -156,7 +161,8 @@ class StreamTrial(BaseTrial):
         return one.events == other.events
 
     def judge(self, plain: Streamed, other: Streamed) -> dict[str, float]:
-        found = judged_texts(self.references, plain.texts, other.texts)
+        english = self.target.adapter.only_language == "english" or plain.languages == {"en"}
+        found = judged_texts(self.references, plain.texts, other.texts, english)
         return found if other.lag is None else {**found, LAG.key: other.lag}
 
     def show(self, output: Streamed) -> Shown:

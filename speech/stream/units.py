@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate
@@ -16,7 +17,6 @@ _NO_SPACES = rf"{_NEVER}\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 _UNIT = re.compile(rf"\s*(?:[{_NO_SPACES}][^\s\w]*|[^\s{_NO_SPACES}]+)")
 _UNSPACED = re.compile(f"[{_NO_SPACES}]")
 _SOLID = re.compile(f"[{_NEVER}]")
-_MARKS = re.compile(r"[^\w]+|_")
 # A mark that ends a sentence, with what may close behind it; three dots are one that is broken off.
 _SENTENCE = re.compile(r"(?<!\.\.)[.?!\u3002\uff1f\uff01\u0964\u061f][\"'\u2019\u201d\u00bb\u300d)\]]*\s*$")
 
@@ -45,6 +45,18 @@ def is_unspaced(text: str) -> bool:
     return _UNSPACED.search(text) is not None
 
 
+def letters(text: str, kept: str = "") -> str:
+    """The letters and numbers of a text, with the marks on them such as Hindi's vowels, and all of `kept`; no case.
+
+    Examples
+    --------
+    >>> letters(" Don't!"), letters(" Don't!", kept="'")
+    ('dont', "don't")
+    """
+    small = text.casefold().replace("i\u0307", "i")  # what becomes of a Turkish capital I with its dot
+    return "".join(one for one in small if unicodedata.category(one)[0] in "LMN" or one in kept)
+
+
 def plain(unit: str) -> str:
     """A unit without case, spaces and punctuation, by which units are compared.
 
@@ -53,7 +65,7 @@ def plain(unit: str) -> str:
     >>> plain(" Again.") == plain("again")
     True
     """
-    return _MARKS.sub("", unit.casefold()) or unit.strip()
+    return letters(unit) or unit.strip()
 
 
 def same(left: str, right: str) -> bool:

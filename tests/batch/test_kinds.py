@@ -1,5 +1,6 @@
 """Every kind of `mmaccel batch` on its shipped model, and what the command says."""
 
+import argparse
 import importlib.util
 import json
 import shutil
@@ -11,10 +12,14 @@ import pytest
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.batch.work import Work
+from mmaccel.batch.items import Item
+from mmaccel.batch.work import Work, arguments_of
 from mmaccel.cli import main as cli
 from mmaccel.files import clips
 from mmaccel.modality import modalities
+from mmaccel.vlm.arguments import frames_of
+from mmaccel.vlm.batching import VlmBatching
+from mmaccel.vlm.input import read_video
 
 LOAD = cache(zoo.load)
 
@@ -103,6 +108,26 @@ def test_questions_pages_and_lists(batch, tmp_path):
     Image.fromarray(asked.frames[0]).save(tmp_path / "pictures" / "b.png")
     _, _, found = batch("canvas", tmp_path / "pictures", "--gen-length", "32", "--plain")
     assert found["b.txt"].read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "row", "looks"),
+    (
+        (["--fps", "2"], {"frames": 4}, 4),
+        (["--frames", "4"], {"fps": 2}, {"fps": 2.0}),
+        (["--fps", "2"], {}, {"fps": 2.0}),
+        (["--fps", "2", "--frames", "4"], {}, 4),
+        (["--frames", "4", "--fps", "2"], {}, {"fps": 2.0}),
+        (["--frames", "4"], {"fps": 2, "frames": 5}, 5),
+    ),
+)
+def test_of_frames_and_fps_the_last_holds(words, row, looks, monkeypatch):
+    monkeypatch.setattr(read_video, "read_video", lambda path, **asked: asked)
+    monkeypatch.setattr(read_video, "read_at_most", lambda path, frames: frames)
+    parser, batching = argparse.ArgumentParser(), VlmBatching()
+    batching.add_item(parser)
+    item = Item("a", {"video": "a.mp4", **row})
+    assert frames_of(arguments_of(item, batching, parser.parse_args(words))) == looks
 
 
 def test_recordings(batch, tmp_path):

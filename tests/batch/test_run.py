@@ -1,7 +1,7 @@
 """Many items in one process: what is finished stays, failures are told, and nothing is made twice."""
 
-import argparse
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -11,18 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_batch import EchoCommand
+from toy_batch import EchoCommand, usual
 
+from mmaccel.batch import items as items_module
 from mmaccel.batch import run
 from mmaccel.batch.folder import OutputFolder
 from mmaccel.batch.items import Item, read_items
 from mmaccel.errors import SettingError
 
 COMMAND = EchoCommand()
-
-
-def usual(**changed):
-    return argparse.Namespace(**{"times": 1, "model": "toy", "journal": "", "pause": 0, "device": "cpu", **changed})
 
 
 def items(*texts):
@@ -102,6 +99,23 @@ def test_other_settings_items_and_files_are_refused(tmp_path):
         made(tmp_path, items("a"), {"kind": "toy"})
 
 
+def test_another_format_is_refused_and_what_is_finished_stays(tmp_path):
+    made(tmp_path, items("a", "b"))
+    before = {path: path.read_bytes() for path in (tmp_path / ".mmaccel").glob("*.json*")}
+    for _ in range(2):
+        with (
+            pytest.raises(SettingError, match=r"another run \(ending was '\.txt' and is '\.md'\)"),
+            OutputFolder(tmp_path, {}, ".md"),
+        ):
+            pass
+    assert {path: path.read_bytes() for path in before} == before and len(before) == 2
+    assert made(tmp_path, items("a", "b"))[0].before == 2
+    for name in ("00.txt", "01.txt"):
+        (tmp_path / name).unlink()
+    with OutputFolder(tmp_path, {}, ".md") as folder:
+        assert not folder.records, "outputs that are gone bind nobody"
+
+
 def test_an_option_of_several_lines_is_the_same_the_next_time(tmp_path):
     asked = {"question": "what moves?\n\twhere to?\u200f"}
     made(tmp_path, items("a"), asked)
@@ -118,6 +132,45 @@ def test_a_file_that_changes_while_its_output_is_made_is_noticed(tmp_path, monke
     made(tmp_path / "out", found)
     with pytest.raises(SettingError, match="a file that has changed since"):
         made(tmp_path / "out", found)
+
+
+def test_going_on_reads_no_file_again_that_is_as_it_was(tmp_path, monkeypatch):
+    file = tmp_path / "a"
+    file.write_text("x")
+    os.utime(file, ns=(1, 1))
+    monkeypatch.setattr(items_module, "SETTLED", -(10**12))  # as if it had been written long ago
+    found, read = [Item("00", {"text": str(file)}, files=("text",))], []
+    hashed = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *given: read.append(given) or hashed(*given))
+    made(tmp_path / "out", found)
+    assert len(read) == 1 and made(tmp_path / "out", found)[0].before == 1 and len(read) == 1
+
+    def reads_once():
+        before = len(read)
+        assert [made(tmp_path / "out", found)[0].before for _ in range(2)] == [1, 1]
+        return len(read) == before + 1
+
+    os.utime(file, ns=(2, 2))
+    assert reads_once(), "it was touched, and holds the same"
+    (record,) = records(tmp_path / "out")
+    del record["contents"]
+    (tmp_path / "out/.mmaccel/records.jsonl").write_text(json.dumps(record) + "\n")
+    assert reads_once(), "records of earlier versions say nothing of files"
+    time.sleep(0.02)  # until the clock of the file system ticks
+    file.write_text("y")
+    os.utime(file, ns=(2, 2))  # as copies have that keep times
+    with pytest.raises(SettingError, match="a file that has changed since"):
+        made(tmp_path / "out", found)
+
+
+def test_a_file_of_moments_ago_is_read_again(tmp_path):
+    file = tmp_path / "a"
+    file.write_text("x")
+    item = Item("00", {"text": str(file)}, files=("text",))
+    known = item.contents()
+    assert known["text"]["state"] is None, "another change within the same tick would show nowhere"
+    file.write_text("y")
+    assert item.contents(known) != known
 
 
 def test_a_run_that_made_nothing_binds_nobody(tmp_path):
@@ -181,17 +234,16 @@ def test_an_output_inside_the_input_is_refused(tmp_path):
 
 
 KILLED = """
-import argparse, sys
+import sys
 from pathlib import Path
-from toy_batch import EchoCommand
+from toy_batch import EchoCommand, usual
 from mmaccel.batch import run
 from mmaccel.batch.folder import OutputFolder
 from mmaccel.batch.items import read_items
-command, usual = EchoCommand(), argparse.Namespace(times=1, journal=sys.argv[3], pause=0.02)
-usual.model = "toy"
+command, given = EchoCommand(), usual(journal=sys.argv[3], pause=0.02)
 items = read_items(Path(sys.argv[1]), command.batching)
 with OutputFolder(Path(sys.argv[2]), {}, ".txt") as folder:
-    run.run(items, folder, command, usual, run.here(command, usual))
+    run.run(items, folder, command, given, run.here(command, given))
 """
 
 

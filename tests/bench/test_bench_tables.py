@@ -1,6 +1,7 @@
 """Which rows the index shows, and how a result stands in a page and on a terminal."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -153,13 +154,26 @@ def test_a_page_without_a_plot_of_its_own_shows_quality_against_time(tmp_path):
     assert "png" not in (tmp_path / "short.md").read_text() and not (tmp_path / "short.png").exists()
 
 
-def test_a_script_that_measures_computes_on_as_many_threads_as_it_is_told(monkeypatch):
+def test_a_script_that_measures_is_told_its_options_and_on_how_many_threads_to_compute(monkeypatch, tmp_path):
     threads = []
     monkeypatch.setattr("torch.set_num_threads", threads.append)
-    for words in ([], ["--threads", "3"]):
-        told = pages.measuring(pages.output_parser("about"), ["--output", "x", *words])
-        assert str(told.output) == "x"
+    for words in ([], ["--threads", "3", "--most-rounds", "5"]):
+        monkeypatch.setattr("sys.argv", ["script", "--output", str(tmp_path / "new" / "x"), *words])
+        pages.run("about", str, lambda most_rounds: {"rounds": most_rounds}, most_rounds={"type": int, "default": 2})
+        assert (tmp_path / "new" / "x.md").read_text() == str({"rounds": 5 if words else 2})
     assert threads == [1, 3]
+
+
+def test_every_result_of_a_script_that_measures_is_written(monkeypatch, tmp_path):
+    def measure():
+        for count in (1, 2):
+            yield {"rows": [{}] * count}
+            assert json.loads((tmp_path / "x.json").read_text()) == {"rows": [{}] * count}
+
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["script", "--output", str(tmp_path / "x")])
+    pages.run("about", str, measure)
+    assert (tmp_path / "x.md").read_text() == "{'rows': [{}, {}]}"
 
 
 @pytest.mark.parametrize("full", (True, False))

@@ -123,11 +123,6 @@ def test_more_is_taken_back_than_there_is(llama, make):
     assert cache.layers[0].get_max_length() == -1
 
 
-def test_a_cache_that_expects_nothing_is_an_error(llama):
-    with pytest.raises(ValueError, match=r"SelectingCache\(expected=0\): expected must be at least 1, or None"):
-        SelectingCache(llama[0].config, DECODE["token_select"], expected=0)
-
-
 def test_a_policy_is_asked_with_what_it_remembers_of_these_rows(llama):
     seen = []
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from diffusers import AmusedImg2ImgPipeline, AmusedInpaintPipeline, DDIMScheduler
+from diffusers import AmusedImg2ImgPipeline, AmusedInpaintPipeline, AmusedPipeline, DDIMScheduler
 
 import mmaccel
 from mmaccel import canvas
@@ -174,12 +174,50 @@ def test_parts_of_pictures_are_drawn_in_the_steps_that_their_strength_leaves(mad
     assert torch.equal(drawn(pipe, call, batch=2, strength=0.5)[0], plain)
 
 
+@pytest.mark.parametrize("method", (canvas.HaltonOrder(steps=0), canvas.LateGuidance(0.0)), ids=str)
+def test_a_picture_that_is_to_be_drawn_anew_altogether_is_plain_without_a_method(made, method):
+    """At strength 1.0 diffusers masks nothing of it, and in each step but the last one code of a full picture."""
+    pipe, call = partly(made, AmusedImg2ImgPipeline)
+    plain, masks = drawn(pipe, call, batch=2, strength=1.0)
+    with mmaccel.accelerate(pipe, method) as fast:
+        codes, seen = drawn(fast, call, batch=2, strength=1.0)
+    assert torch.equal(codes, plain) and all(map(torch.equal, seen, masks))
+    assert counts(masks) == [SIDE * SIDE - 1] * 11 + [SIDE * SIDE]
+
+
 @pytest.mark.parametrize(("strength", "forwards"), ((1.0, 9.0), (0.5, 4.5), (0.1, 1.0)))
 def test_a_share_without_guidance_is_one_of_the_steps_that_are_made(made, strength, forwards):
     pipe, call = partly(made, AmusedInpaintPipeline)
     with mmaccel.accelerate(pipe, canvas.LateGuidance(0.5)) as fast:
         drawn(fast, call, batch=2, strength=strength)
         assert fast.report.forwards == forwards and fast.report.plain_forwards == int(12 * strength)
+
+
+@pytest.mark.parametrize("kind", (AmusedImg2ImgPipeline, AmusedInpaintPipeline))
+@torch.no_grad()
+def test_another_pipeline_of_the_same_parts_is_followed_as_if_it_were_the_session_s(made, kind):
+    """And only as long as its call goes on."""
+    pipe, call = partly(made, kind)
+    methods, seen = (canvas.HaltonOrder(steps=3), canvas.LateGuidance(0.5)), []
+    full = torch.randint(CODES, (4, SIDE, SIDE), generator=torch.Generator().manual_seed(1))
+    with pipe.transformer.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True):
+        drawn(pipe, call, batch=2, strength=1.0)
+    plain = pipe.transformer(full, **seen[0])
+    with mmaccel.accelerate(pipe, *methods) as fast:
+        own = drawn(fast, call, batch=2, strength=0.5)
+    with mmaccel.accelerate(made[0], *methods):
+        other = drawn(pipe, call, batch=2, strength=0.5)
+        assert torch.equal(pipe.transformer(full, **seen[0]), plain)
+    assert torch.equal(own[0], other[0]) and all(map(torch.equal, own[1], other[1]))
+
+
+def test_another_pipeline_with_a_transformer_of_its_own_is_plain(made):
+    pipe, arguments = made
+    other = AmusedPipeline(**{**pipe.components, "transformer": pictures(1)[0].transformer})
+    other.set_progress_bar_config(disable=True)
+    plain, _ = drawn(other, arguments)
+    with mmaccel.accelerate(pipe, canvas.HaltonOrder(steps=3)):
+        assert torch.equal(drawn(other, arguments)[0], plain)
 
 
 # ---------------------------------------------------------------- guidance
@@ -224,6 +262,24 @@ def test_guidance_by_position_counts_too(made):
         assert fast.report.work_ratio == 1
         fast(None, size, size, steps, 2.0, **call)
         assert fast.report.work_ratio == 0.5
+
+
+class Passing(AmusedPipeline):
+    """Of a user, with a call that gives on what it is given."""
+
+    def __call__(self, *args, **options):
+        return super().__call__(*args, **options)
+
+
+@pytest.mark.parametrize(("call", "ratio"), (({"guidance_scale": 1.0}, 1), ({"guidance_scale": 2.0}, 0.5), ({}, 0.5)))
+def test_guidance_counts_in_a_call_that_names_no_arguments(made, call, ratio):
+    pipe, arguments = Passing(**made[0].components), {**made[1](), **call}
+    pipe.set_progress_bar_config(disable=True)
+    if not call:
+        del arguments["guidance_scale"]
+    with mmaccel.accelerate(pipe, canvas.LateGuidance(1.0)) as fast:
+        fast(**arguments)
+        assert fast.report.work_ratio == ratio
 
 
 def test_both_together(made):

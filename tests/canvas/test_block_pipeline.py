@@ -363,6 +363,16 @@ def test_intervals_compute_the_prompt_more_rarely_than_the_text():
         assert torch.equal(run(fast, arguments, 3), plain) and fast.report.exact
 
 
+def test_a_prompt_shorter_than_a_block_leaves_no_interval_but_that_of_the_text():
+    """The block that it shares with the text is text to a cache, and an interval of 1 computes that in each pass."""
+    pipe, arguments = examples.bidirectional()
+    call = {"length": 5, "gen_length": 27}
+    with mmaccel.accelerate(pipe, canvas.IntervalCache(text=1)) as fast:
+        found = run(fast, arguments, **call)
+        assert fast.report.forwards == fast.report.details["passes"], "each over all tokens"
+    assert torch.equal(found, run(pipe, arguments, **call))
+
+
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_window_renewed_at_every_step_but_as_wide_as_the_block_is_the_plain_run(build):
     """On the block-causal model; where every token sees every other, what stands before the block is dated."""

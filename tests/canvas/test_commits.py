@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 
 import mmaccel
 from mmaccel import canvas, zoo
@@ -37,6 +38,24 @@ def test_a_rule_commits_together_and_a_new_run_begins_anew(loaded):
             fast(**inputs, threshold=2, callback_on_step_end=commits)
             steps = {step for _, step in commits.words(pipe.tokenizer)}
             assert 1 < len(steps) <= fast.report.details["passes"] < len(commits.words(pipe.tokenizer))
+
+
+@pytest.mark.parametrize("first", (False, True))
+def test_what_another_callback_edits_stays_edited(loaded, first):
+    pipe, inputs = loaded
+    place, commits = inputs["input_ids"].shape[1], canvas.Commits()
+
+    class Edit(PipelineCallback):
+        tensor_inputs = ("block_x",)
+
+        def callback_fn(self, pipeline, step_index, timesteps, callback_kwargs):
+            edited = callback_kwargs["block_x"].clone()
+            edited[:, place] = 7
+            return {**callback_kwargs, "block_x": edited}
+
+    both = MultiPipelineCallbacks([commits, Edit()] if first else [Edit(), commits])
+    made = pipe(**inputs, gen_length=4, eos_early_stop=False, callback_on_step_end=both)
+    assert (made.sequences[:, 0] == 7).all() and commits.steps[:, place + 1].all()
 
 
 def test_the_picture_has_a_colour_for_each_step(loaded, tmp_path):

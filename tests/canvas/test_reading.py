@@ -118,10 +118,11 @@ def test_s2d2_draws_as_the_call_says(call):
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
 
 
-def test_what_guides_is_left_out_of_the_plain_runs_of_a_comparison():
+def test_what_guides_is_left_out_of_runs_without_a_guide_in_a_comparison():
     pipe, arguments = examples.bidirectional()
-    found = mmaccel.compare(pipe, canvas.GuidedCommit(), guide_model=guide(), rounds=1, simple=False, **arguments(2))
-    assert [row["label"] for row in found.rows] == ["plain", "canvas.GuidedCommit()"]
+    methods = canvas.GuidedCommit(), canvas.Doubling()
+    found = mmaccel.compare(pipe, *methods, guide_model=guide(), rounds=1, simple=False, **arguments(2))
+    assert [row["label"] for row in found.rows] == ["plain", *map(str, methods)]
 
 
 @pytest.mark.parametrize("cached", (False, True))

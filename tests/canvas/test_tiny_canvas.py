@@ -13,10 +13,10 @@ import mmaccel
 from mmaccel import canvas, zoo
 from mmaccel.canvas.generation import inputs_of, load
 from mmaccel.cli import main as cli
-from mmaccel.demos.training import listed_world
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files.pictures import read_picture
 from mmaccel.zoo.tiny_onevision import sprites_of
+from mmaccel.zoo.worlds import listed_world
 
 PLAIN = {"threshold": 2}
 
@@ -66,6 +66,25 @@ def test_careful_rules_keep_the_lists_in_a_quarter_of_the_passes(loaded, inputs,
         assert fast.report.work_ratio < 0.25
 
 
+@pytest.mark.parametrize("rule", (canvas.FactorCommit(), canvas.LocalLeap()), ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("beside", ((), (canvas.PrefixCache(),)), ids=("alone", "with a cache"))
+def test_a_rule_that_the_own_threshold_leaves_nothing_to_do_is_told(loaded, asked, rule, beside):
+    inputs = loaded[1](videos=[asked[0].frames], text=asked[0].question)
+    told = f"threshold=0.7 commits all that {type(rule).__name__} would: pass threshold=2"
+    with mmaccel.accelerate(loaded[0], rule, *beside) as fast:
+        fast(**inputs)
+        assert told in fast.report.warnings[0] and fast.report.engaged is bool(beside)
+        fast(**inputs, **PLAIN)
+        assert fast.report.warnings == [] and fast.report.engaged
+
+
+def test_a_rule_that_adds_to_the_own_threshold_is_not_warned_of(loaded, asked):
+    inputs = loaded[1](videos=[asked[0].frames], text=asked[0].question)
+    with mmaccel.accelerate(loaded[0], canvas.FactorCommit(8.0)) as fast:
+        fast(**inputs, threshold=0.9999)
+        assert fast.report.warnings == [] and fast.report.engaged
+
+
 def test_the_same_weights_write_word_by_word(loaded, inputs, asked):
     pipe = loaded[0]
     tokens = pipe.model.model.generate(**inputs, max_new_tokens=128, do_sample=False)
@@ -78,6 +97,12 @@ def test_placeholders_and_visual_tokens_must_be_equally_many(loaded, inputs):
     broken[:, 2] = 5 if int(broken[0, 2]) != 5 else 6
     with pytest.raises(SettingError, match="placeholders for"):
         loaded[0](**{**inputs, "input_ids": broken}, **PLAIN)
+
+
+def test_pictures_beside_a_prompt_that_has_no_place_for_them_are_not_left_out_in_silence(loaded, inputs):
+    pipe, _ = loaded
+    with pytest.raises(SettingError, match=r"pixel_values_videos without input_ids.*pipe\(\*\*processor\("):
+        pipe("list all things", pixel_values_videos=inputs["pixel_values_videos"])
 
 
 @pytest.mark.parametrize("count", (1, 2))

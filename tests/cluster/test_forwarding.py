@@ -288,7 +288,7 @@ def test_a_cluster_that_was_here_and_has_ended_is_told(tmp_path, monkeypatch):
     assert connection._check("auto") is None
 
 
-def test_a_worker_says_why_it_cannot_work(tmp_path, monkeypatch):
+def test_a_worker_says_why_it_cannot_work(tmp_path):
     from toy_batch import EchoCommand
 
     given = argparse.Namespace(model="toy")
@@ -300,8 +300,8 @@ def test_a_worker_says_why_it_cannot_work(tmp_path, monkeypatch):
     (tmp_path / ".mmaccel/mark").touch()
     worker = BatchWorker(EchoCommand(), given, tmp_path, "mark", "")
     assert worker.ready() == ""
-    monkeypatch.setattr(worker.batching, "files", ("reference",))
-    made = worker.make(Task(Item("a", {"text": "a", "reference": str(tmp_path / "none.wav")}), tmp_path / "a.txt"))
+    item = Item("a", {"text": "a", "reference": str(tmp_path / "none.wav")}, files=("reference",))
+    made = worker.make(Task(item, tmp_path / "a.txt"))
     assert "does not see" in made.error and "none.wav" in made.error
     given.model = "none"
     assert BatchWorker(EchoCommand(), given, tmp_path, "mark", "").ready() == "there is no such model"

@@ -1,6 +1,5 @@
 """Items over the processes of a Ray cluster of this machine: one that ends loses nothing."""
 
-import argparse
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from toy_batch import EchoCommand
+from toy_batch import EchoCommand, usual
 
 from mmaccel.batch import run
 from mmaccel.batch.folder import OutputFolder
@@ -54,10 +53,6 @@ def test_a_gpu_by_number_is_left_to_ray(words, tmp_path, capsys, monkeypatch):
     assert cli.main([*(places.get(word, word) for word in words), "--ray", "--device", "cuda:1"]) == 2
     assert "--device cuda:1: Ray chooses the GPU of each process: say --device cuda" in capsys.readouterr().err
     assert connection.needs_of("cuda:0") == connection.needs_of("cuda") == {"num_cpus": 1, "num_gpus": 1}
-
-
-def usual(**changed):
-    return argparse.Namespace(**{"times": 1, "model": "toy", "journal": "", "pause": 0.0, "device": "cpu", **changed})
 
 
 def made(path, texts, **changed):
@@ -194,19 +189,19 @@ def test_without_ray_it_says_what_to_install_and_begins_nothing(monkeypatch, tmp
 
 
 DRIVER = """
-import argparse, sys
+import sys
 from pathlib import Path
 sys.path.insert(0, {helpers!r})
-from toy_batch import EchoCommand
+from toy_batch import EchoCommand, usual
 from mmaccel.batch import run
 from mmaccel.batch.folder import OutputFolder
 from mmaccel.batch.items import Item
 from mmaccel.cluster.spread import spread
 command, out = EchoCommand(), Path(sys.argv[1])
-usual = argparse.Namespace(times=1, model="toy", journal="", pause=0.1, device="cpu")
+given = usual(pause=0.1)
 with OutputFolder(out, {{}}, ".txt") as folder:
     found = [Item(f"{{n:03}}", {{"text": f"text-{{n}}"}}) for n in range(30)]
-    run.run(found, folder, command, usual, spread(command, usual, out, "local", 2))
+    run.run(found, folder, command, given, spread(command, given, out, "local", 2))
 """
 
 

@@ -1,12 +1,11 @@
 """A cluster of two nodes, by its address: each node has one core, so that two processes work on both."""
 
-import argparse
 import os
 from pathlib import Path
 
 import pytest
 from listening import client, listening
-from toy_batch import EchoCommand
+from toy_batch import EchoCommand, usual
 
 from mmaccel.batch import run
 from mmaccel.batch.folder import OutputFolder
@@ -40,7 +39,7 @@ def address(tmp_path_factory):
 
 def test_items_are_made_on_both_nodes_and_paths_are_those_of_the_command(address, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = argparse.Namespace(times=1, model="toy", journal="journal", pause=0.2, device="cpu")
+    given = usual(journal="journal", pause=0.2)
     out, items = Path("out"), [Item(f"{number:03}", {"text": f"text-{number}"}) for number in range(8)]
     with OutputFolder(out, {}, ".txt") as folder:
         outcome = run.run(items, folder, COMMAND, given, spread(COMMAND, given, out, address, 2))

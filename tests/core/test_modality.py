@@ -36,9 +36,10 @@ def toy(monkeypatch):
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
     monkeypatch.setattr(registry, "_loaded", set(registry._loaded))
     monkeypatch.setattr(adapter, "_adapters", list(adapter._adapters))
-    monkeypatch.setattr(modality, "_registered", list(modality._registered))
     monkeypatch.delitem(sys.modules, "toy_modality", raising=False)
-    yield importlib.import_module("toy_modality")
+    toy, installed = importlib.import_module("toy_modality"), modality._installed()
+    monkeypatch.setattr(modality, "_installed", lambda: (*installed, toy.Toy))
+    yield toy
     del sys.modules["toy_modality"]
 
 

@@ -40,6 +40,14 @@ class Owner:
     def method(self):
         return "class"
 
+    @staticmethod
+    def static(word):
+        return f"static {word}"
+
+    @classmethod
+    def of_class(cls, word):
+        return f"{cls.__name__} {word}"
+
 
 def test_override_restores_attributes_of_the_instance():
     owner, stack = Owner(), ExitStack()
@@ -75,6 +83,16 @@ def test_a_wrapped_method_is_restored_and_not_copied():
     assert pickle.loads(pickle.dumps(owner)).method() == "class"  # noqa: S301
     stack.close()
     assert owner.method() == "class" and not vars(owner)
+
+
+def test_a_copy_has_static_and_class_methods_of_its_own():
+    owner = Owner()
+    with ExitStack() as stack:
+        for name in ("static", "of_class"):
+            wrap_method(stack, owner, name, lambda original, word: f"wrapped {original(word)}")
+        copied = copy.deepcopy(owner)
+        assert owner.static("a") == "wrapped static a" and copied.static("a") == "static a"
+        assert owner.of_class("b") == "wrapped Owner b" and copied.of_class("b") == "Owner b"
 
 
 def test_what_is_pickled_has_no_part_of_a_session():

@@ -108,6 +108,14 @@ def test_what_was_measured_elsewhere_to_be_faster_is_named():
     assert " and " in fastest and all(f"vlm.{name}" in absent for name in fastest.split(" and "))
 
 
+def test_readers_of_pages_have_none_since_drafts_without_a_pipeline_lose():
+    rows = json.loads((BENCHMARKS / "pages.json").read_text(encoding="utf-8"))["rows"]
+    assert all(row["speedup"] < 1 for row in rows if row["method"] == "vlm.FusedDraft")
+    assert min(row["speedup"] for row in rows if row["method"] == "vlm.DocumentDraft") > 1
+    with pytest.raises(UnsupportedTargetError, match=r"no preset 'exact', since vlm.FusedDraft.*vlm.DocumentDraft\(\)"):
+        mmaccel.plan(zoo.load("tiny-reader")[0], preset="exact")
+
+
 def test_visual_presets_say_that_they_were_measured_on_clips():
     for preset in presets.presets_of("vlm", "vision_language").values():
         assert "measured on clips alone: of a single picture" in str(preset)

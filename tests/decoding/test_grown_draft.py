@@ -121,8 +121,9 @@ def test_successors_of_a_sampled_text_race_as_they_will():
     assert won / 400 > 0.75, "a blind guess is right in half of the draws"
 
 
-def test_successors_forget_the_oldest():
-    source = Successors({}, frozenset(), remember=2)
+def test_successors_forget_the_oldest(monkeypatch):
+    monkeypatch.setattr("mmaccel.decoding.drafters.sources.REMEMBER", 2)
+    source = Successors({}, frozenset())
     source.begin([])
     for token in (1, 2, 1, 3):
         source.learn([0], ends=[(token,)], likely=[[(token, 0.9)]])

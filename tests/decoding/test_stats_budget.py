@@ -7,7 +7,6 @@ import random
 from statistics import median
 
 import pytest
-import torch
 
 from mmaccel.decoding import Budget, Draft, Stats, VerifyCost
 from mmaccel.decoding.generated_text import Drafts
@@ -16,7 +15,7 @@ from mmaccel.decoding.generated_text import Drafts
 # -------------------------------------------------------------------------------------------------- Stats
 def test_stats_by_depth():
     stats = Stats()
-    stats.observe(torch.tensor([3, 1, 0]), drafted=3)
+    stats.observe([3, 1, 0], drafted=3)
     stats.observe([1], drafted=1)
     assert stats.tested_by_depth == [4, 2, 1]
     assert stats.accepted_by_depth == [3, 1, 1]
@@ -77,30 +76,11 @@ def test_cost_interpolates_and_extrapolates():
     cost = VerifyCost((2, 4, 8), (1.0, 2.0, 6.0))
     assert [cost.seconds(n) for n in (1, 2, 3, 4, 6, 8, 10)] == [1.0, 1.0, 1.5, 2.0, 4.0, 6.0, 8.0]
     assert VerifyCost((4,), (3.0,)).seconds(100) == 3.0
-    with pytest.raises(ValueError, match="n must be at least 1"):
-        cost.seconds(0)
 
 
 def test_cost_is_repaired_to_be_monotone():
     cost = VerifyCost((1, 4, 8, 16), (3.0, 1.0, 2.0, 5.0))
     assert cost.times == (2.0, 2.0, 2.0, 5.0)
-
-
-@pytest.mark.parametrize(
-    ("buckets", "times", "message"),
-    [
-        ((), (), "one time per bucket"),
-        ((1, 2), (1.0,), "one time per bucket"),
-        ((2, 1), (1.0, 1.0), "ascend strictly"),
-        ((0, 1), (1.0, 1.0), "ascend strictly"),
-        ((1,), (0.0,), "positive and finite"),
-        ((1,), (float("nan"),), "positive and finite"),
-        ((1,), (float("inf"),), "positive and finite"),
-    ],
-)
-def test_cost_refuses(buckets, times, message):
-    with pytest.raises(ValueError, match=message):
-        VerifyCost(buckets, times)
 
 
 # ------------------------------------------------------------------------------------------------- Budget
@@ -156,7 +136,7 @@ def draw(budget, curve, accepted, seed, noisy=False):
         emitted = picture.forward(width)
         if not isinstance(budget, int):
             assert budget.width() == budget.width()  # asking changes nothing
-            budget.observe(width, emitted, took)
+            budget.observe(width, [emitted], took)
         seconds, widths = seconds + took, [*widths, width]
     return seconds, widths
 
@@ -200,12 +180,17 @@ def test_a_later_picture_starts_with_what_the_first_one_taught():
     assert all(widths[0] > 1 for widths in warm)
 
 
+def variant(*candidates, **constants):
+    """A budget that differs in some of its constants."""
+    return type("Variant", (Budget,), {name.upper(): value for name, value in constants.items()})(candidates)
+
+
 def feed(budget, curve, length, passes):
     """Feed runs of `length(pass)` tokens, cut to the width; return the widths used."""
     widths = []
     for i in range(passes):
         width = budget.width()
-        budget.observe(width, max(1, min(width, length(i))), curve.seconds(width))
+        budget.observe(width, [max(1, min(width, length(i)))], curve.seconds(width))
         widths.append(width)
     return widths
 
@@ -222,7 +207,7 @@ def test_the_first_passes_tell_the_costs():
     slow_start = itertools.chain([50.0, 1.0, 1.0, 50.0, 1.1, 1.1], itertools.repeat(1.1))
     budget = Budget((16,))
     for seconds in itertools.islice(slow_start, 6):
-        budget.observe(budget.width(), 1, seconds)
+        budget.observe(budget.width(), [1], seconds)
     assert budget.cost == VerifyCost((1, 16), (1.0, 1.1)) and budget.width() == 16
 
 
@@ -230,7 +215,7 @@ def test_a_slow_pass_among_fast_ones_does_not_count():
     budget = Budget((16,))
     for i in range(40):
         width = budget.width()
-        budget.observe(width, 1 if width == 1 else 3, 9.0 if i % 3 == 0 else CHEAP.seconds(width))
+        budget.observe(width, [1 if width == 1 else 3], 9.0 if i % 3 == 0 else CHEAP.seconds(width))
     assert budget.width() == 16 and budget.cost.seconds(16) == CHEAP.seconds(16)
 
 
@@ -246,20 +231,20 @@ def test_costs_follow_the_machine():
 def test_unrefined_drafts_do_not_judge():
     """A hard beginning, in which no draft is accepted, is waited for in a narrow window, and tells nothing of it."""
     curve = VerifyCost((1, 8, 16), (1.0, 1.1, 1.6))
-    widths = feed(Budget((8, 16), trial=1), curve, lambda i: 1 if i < 20 else 16, 30)
+    widths = feed(variant(8, 16, trial=1), curve, lambda i: 1 if i < 20 else 16, 30)
     assert widths == [1] * 3 + [8] * 18 + [16] * 9  # of eight tokens a pass, 8 would be better
-    assert feed(Budget((8, 16), trial=1), curve, lambda i: 2, 12)[3:] == [8] * 6 + [16] * 3
+    assert feed(variant(8, 16, trial=1), curve, lambda i: 2, 12)[3:] == [8] * 6 + [16] * 3
 
 
 def test_wide_runs_judge_narrow_widths():
     """Of runs of two and three tokens a window of 4 commits nearly as many, at less than half the cost of 16."""
-    widths = feed(Budget((4, 16), start=16), VerifyCost((1, 4, 16), (1.0, 1.1, 2.7)), lambda i: 2 + i % 2, 40)
+    widths = feed(variant(4, 16, start=16), VerifyCost((1, 4, 16), (1.0, 1.1, 2.7)), lambda i: 2 + i % 2, 40)
     assert widths == [1] * 3 + [16] * 18 + [4] * 19
 
 
 def test_narrow_runs_never_judge_wide_widths():
     """A dear width is left alone, once its cost is known, while runs are short, and tried where they fill 4."""
-    budget = Budget((4, 16), start=4)
+    budget = variant(4, 16, start=4)
     curve = VerifyCost((1, 4, 16), (1.0, 1.1, 3.0))
     assert feed(budget, curve, lambda i: 2, 60) == [1] * 3 + [4] * 6 + [16] * 3 + [4] * 48
     widths = feed(budget, curve, lambda i: 16, 60)
@@ -268,10 +253,10 @@ def test_narrow_runs_never_judge_wide_widths():
 
 def test_a_cheap_wider_window_is_tried():
     """Drafts that mature only in a wide window are found, though narrow runs never fill theirs."""
-    budget, gains, widths = Budget((4, 8, 16), start=4), {1: 1, 4: 2, 8: 4, 16: 8}, []
+    budget, gains, widths = variant(4, 8, 16, start=4), {1: 1, 4: 2, 8: 4, 16: 8}, []
     for _ in range(60):
         widths.append(budget.width())
-        budget.observe(widths[-1], gains[widths[-1]], CHEAP.seconds(widths[-1]))
+        budget.observe(widths[-1], [gains[widths[-1]]], CHEAP.seconds(widths[-1]))
     assert set(widths[-20:]) == {16}
 
 
@@ -279,16 +264,16 @@ def test_a_slightly_better_width_changes_nothing():
     """A dozen runs are too few to tell widths apart that differ by less than chance."""
     runs = itertools.cycle([1, 8])
     curve = VerifyCost((1, 8, 16), (1.0, 1.8, 2.7))
-    widths = feed(Budget((8, 16), start=16), curve, lambda i: next(runs), 60)
+    widths = feed(variant(8, 16, start=16), curve, lambda i: next(runs), 60)
     assert set(widths[3:]) == {16}
 
 
 def test_wide_passes_are_given_up_and_tried_again():
     """More than ten plain passes are lost; each later one forgives a share, and at five there is another try."""
     curve = VerifyCost((1, 16), (1.0, 2.0))
-    widths = feed(Budget((16,), forgive=1 / 32), curve, lambda i: 1, 214)
+    widths = feed(variant(16, forgive=1 / 32), curve, lambda i: 1, 214)
     assert widths == [1] * 3 + [16] * 11 + [1] * 189 + [16] * 6 + [1] * 5
-    budget = Budget((16,), forgive=1 / 32)
+    budget = variant(16, forgive=1 / 32)
     feed(budget, curve, lambda i: 1, 3 + 11 + 189)
     assert set(feed(budget, curve, lambda i: 8, 40)) == {16}, "it stays where it gains by now"
 
@@ -306,7 +291,7 @@ def test_plain_passes_that_were_timed_badly_are_timed_again():
     budget, widths = Budget((16,)), []
     for i in range(120):
         widths.append(budget.width())
-        budget.observe(widths[-1], 1, 2.0 if i < 3 or widths[-1] > 1 else 1.0)
+        budget.observe(widths[-1], [1], 2.0 if i < 3 or widths[-1] > 1 else 1.0)
     assert widths.count(16) == 41  # a quarter of a plain pass is lost each, until it is more than ten
     assert set(widths[-70:]) == {1}
 
@@ -319,8 +304,8 @@ def test_a_new_picture_begins_with_the_width_for_drafts_that_are_not_refined():
 
 
 def test_the_first_width_is_the_narrowest_where_none_is_as_narrow_as_asked():
-    assert feed(Budget((16, 32), start=4), CHEAP, lambda i: 4, 4) == [1] * 3 + [16]
-    assert feed(Budget((2, 5, 16), start=8), CHEAP, lambda i: 2, 4) == [1] * 3 + [5]
+    assert feed(variant(16, 32, start=4), CHEAP, lambda i: 4, 4) == [1] * 3 + [16]
+    assert feed(variant(2, 5, 16, start=8), CHEAP, lambda i: 2, 4) == [1] * 3 + [5]
 
 
 def test_the_last_pass_of_a_text_is_no_timing_of_a_width():
@@ -329,7 +314,7 @@ def test_the_last_pass_of_a_text_is_no_timing_of_a_width():
     feed(budget, CHEAP, lambda i: 4, 12)
     known = budget.cost
     for _ in range(4):
-        budget.observe(7, 3, 99.0)
+        budget.observe(7, [3], 99.0)
     assert budget.cost == known == VerifyCost((1, 16), (1.0, CHEAP.seconds(16))) and budget.width() == 16
 
 
@@ -337,7 +322,7 @@ def test_only_recent_runs_count():
     """Four short runs are enough to forget the long ones."""
     curve, found = VerifyCost((1, 4, 16), (1.0, 1.1, 2.8)), []
     for history in (4, 400):
-        budget = Budget((4, 16), start=16, history=history, trial=4)
+        budget = variant(4, 16, start=16, history=history, trial=4)
         feed(budget, curve, lambda i: 16, 60)
         found.append(feed(budget, curve, lambda i: 2, 8)[-1])
     assert found == [4, 16]
@@ -360,25 +345,3 @@ def test_is_deterministic():
 def test_without_wide_candidates_it_is_plain():
     assert set(feed(Budget((1,)), CHEAP, lambda i: 1, 20)) == {1}
     assert Budget().cost is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"candidates": ()}, "candidates must be widths"),
-        ({"candidates": (0, 4)}, "candidates must be widths"),
-        ({"history": 4}, "trial <= history"),
-        ({"settle": -1}, "settle >= 0"),
-        ({"patience": 0.0}, "patience > 0"),
-        ({"forgive": 1.0}, "forgive < 1"),
-    ],
-)
-def test_budget_refuses(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Budget(**settings)
-
-
-@pytest.mark.parametrize(("width", "emitted"), [(4, 0), (4, 5), (1, 2), (4, [1, 5])])
-def test_budget_refuses_impossible_runs(width, emitted):
-    with pytest.raises(ValueError, match=f"emitted must be between 1 and width={width}"):
-        Budget().observe(width, emitted, 1.0)

@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import gradio as gr
 import numpy as np
@@ -25,6 +26,7 @@ from mmaccel.demos.app.tabs.video_run import shoot
 from mmaccel.errors import MissingExtraError, PromptError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.image.generation import language_model
 from mmaccel.session import accelerate
+from mmaccel.video import generation
 
 LIMITS = Limits()
 
@@ -39,9 +41,9 @@ def image_request(prompt="red heart", method="image.ZipAR:window=2", compare=Fal
     return image_tab.asked(LIMITS, compare, prompt, preset, seed, method=method, **values)
 
 
-def video_request(prompt="rocket moves up", compare=False, method="", seed="5", steps="6"):
+def video_request(prompt="rocket moves up", compare=False, method="", seed="5", steps="6", model="tiny-wan"):
     size = {"frames": "5", "height": "32", "width": "32", "guidance": ""}
-    return video_tab.asked(LIMITS, compare, prompt, "balanced", seed, "tiny-wan", method, steps, **size)
+    return video_tab.asked(LIMITS, compare, prompt, "balanced", seed, model, method, steps, **size)
 
 
 CACHED = video_request(method="video.EasyCache", steps="8")
@@ -92,6 +94,23 @@ def test_the_shown_code_films_the_same_clip(models, tmp_path, monkeypatch):
     with Image.open(tmp_path / "clip.webp") as clip:
         assert clip.n_frames == 5
     assert made["fast"].report.speedup is not None
+
+
+def test_the_shown_code_draws_with_a_pipeline_of_pictures(tmp_path, monkeypatch):
+    """As Flux's, whose output has `images` and no frames."""
+    pipe = generation.load("tiny-wan")
+
+    class Painter(type(pipe)):
+        def __call__(self, *args, **kwargs):
+            return SimpleNamespace(images=[clip[0] for clip in super().__call__(*args, **kwargs).frames])
+
+    pipe.__class__ = Painter
+    monkeypatch.setattr(generation, "load", lambda *_: pipe)
+    monkeypatch.chdir(tmp_path)
+    models, request = Models({"video": ["own/painter"]}), video_request(method="video.EasyCache", model="own/painter")
+    shot = shoot(models, Run(), request)
+    shown(video_code(request, models, shot.rate, shot.field))
+    assert shot.field == "images" and same(Image.open(tmp_path / "picture.png"), shot.frames[0])
 
 
 def test_what_the_video_tab_says_of_tiny_far_works(models):

@@ -6,11 +6,12 @@ import torch
 from transformers import CLIPConfig, CLIPModel
 
 from mmaccel.comparison import results
-from mmaccel.demos.training import emoji_world, picture_text
+from mmaccel.demos.training import picture_text
 from mmaccel.demos.vlm import condensed_pictures
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.testing.untrained import untrained
 from mmaccel.vlm import TCA
+from mmaccel.zoo.worlds import emoji_world
 
 TINY = {"num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
 

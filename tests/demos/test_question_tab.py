@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import gradio as gr
@@ -19,7 +20,7 @@ from mmaccel.demos.app.limits import Limits
 from mmaccel.demos.app.runs import Run, Stopped
 from mmaccel.demos.app.tabs import question_tab
 from mmaccel.demos.app.tabs.code import question_code
-from mmaccel.demos.app.tabs.question_run import conversation
+from mmaccel.demos.app.tabs.question_run import conversation, prepare
 from mmaccel.demos.app.uploads.reading import read_clip
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, VideoFileError
 from mmaccel.files import clips
@@ -119,6 +120,27 @@ def test_earlier_turns_are_told_only_where_asked(clip):
     assert len(conversation(alone)) == 1 and len(conversation(told)) == 3
     assert conversation(told)[0]["content"][0] == {"type": "video"}
     assert alone.frames == 32 and "read_video('my clip.mp4'" in question_code(alone, Frame().models)
+
+
+@pytest.mark.parametrize("written", (False, True), ids=("tokenizer", "template"))
+def test_the_shown_code_begins_a_prompt_once(clip, written):
+    """As Gemma's, whose chat template writes the `bos_token` that its tokenizer writes too."""
+
+    class Processor(SimpleNamespace):
+        def __call__(self, **told):
+            return told
+
+    bos = "<bos>" if written else ""
+    template = {"apply_chat_template": lambda turns, add_generation_prompt: f"{bos}why?"}
+    processor = Processor(tokenizer=SimpleNamespace(bos_token="<bos>"), **template)
+    values = (str(clip), "why?", "fast", "", "own/vlm", "", "", "")
+    request = question_tab.asked(Limits(), question_tab.Talk(), False, *values, False)
+    inputs, told = prepare(processor, [], request)
+    code = question_code(request, Frame().models, told)
+    assert inputs.get("add_special_tokens") is (False if written else None)
+    assert (f"text=[text], **told, {'add_special_tokens=False, ' * written}return_tensors" in code) and told == (
+        {"add_special_tokens": False} if written else {}
+    )
 
 
 def test_differences_are_marked_and_escaped():

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib
 import pkgutil
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -322,5 +323,5 @@ def _serve(seen, monkeypatch):
         return command.served(arguments)
 
     monkeypatch.delenv("MMACCEL_API_KEY", raising=False)
-    seen.put(monkeypatch, "mmaccel.serve.run", serve=serve)
+    seen.put(monkeypatch, "mmaccel.serve.run", serve=serve, listening=lambda host, port: socket.socket())
     seen.put(monkeypatch, "mmaccel.cluster.replicas", replicated=replicated)

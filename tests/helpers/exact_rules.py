@@ -14,7 +14,6 @@ from functools import cache
 ZERO, ONE = Fraction(0), Fraction(1)
 P2, Q2 = (Fraction(1, 3), Fraction(2, 3)), (Fraction(2, 3), Fraction(1, 3))
 P3 = (Fraction(5, 10), Fraction(3, 10), Fraction(2, 10))
-Q3 = (Fraction(2, 10), Fraction(3, 10), Fraction(5, 10))
 
 
 def constant(dist):

@@ -58,7 +58,7 @@ def has_no_browser(_: str) -> bool:
 
 
 def has_no_font(_: str) -> bool:
-    from mmaccel.demos.training import emoji_world
+    from mmaccel.zoo.worlds import emoji_world
 
     return not any(Path(path).is_file() for path in emoji_world.FONT_PATHS)
 

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 import mmaccel
+from mmaccel import modality
 from mmaccel.cli.main import main
 from mmaccel.comparison.results import row
 from mmaccel.errors import MmaccelError
@@ -86,6 +87,8 @@ def work(rank, world, port, folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    installed = modality._installed()
+    modality._installed = lambda: (*installed, toy_modality.Toy)
     toy_modality.ToyCommand.seeded = True
     toy_modality.Toy.trial = lambda self: Trial
     toy_modality.BENCHMARK = dataclasses.replace(toy_modality.BENCHMARK, parts=parts)

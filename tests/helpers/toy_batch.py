@@ -1,5 +1,6 @@
 """A kind of `batch` without a model: it writes texts, and fails as it is told."""
 
+import argparse
 import errno
 import os
 import time
@@ -37,6 +38,11 @@ class Echo(Batching):
         if text == "dies":
             os._exit(9)
         path.write_text(text * arguments.times)
+
+
+def usual(**changed):
+    """Arguments of a batch of texts."""
+    return argparse.Namespace(**{"times": 1, "model": "toy", "journal": "", "pause": 0, "device": "cpu", **changed})
 
 
 class EchoCommand(Command):

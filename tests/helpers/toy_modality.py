@@ -13,7 +13,7 @@ from mmaccel.cli.run import told
 from mmaccel.comparison.results import row
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown
 from mmaccel.method import Advice, Method, is_count
-from mmaccel.modality import Modality, register_modality
+from mmaccel.modality import Modality
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.session import accelerate
@@ -111,7 +111,6 @@ class ToyCommand(Command):
             print(told(session.report))  # noqa: T201
 
 
-@register_modality
 class Toy(Modality):
     name, title, model = "toy", "Toys", "tiny-toy"
     adapters = ()

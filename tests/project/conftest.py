@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmaccel.demos.training import emoji_world
+from mmaccel.zoo.worlds import emoji_world
 
 
 @pytest.fixture(scope="session")

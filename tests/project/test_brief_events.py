@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mmaccel import zoo
-from mmaccel.demos.training import brief_events, moving_questions
 from mmaccel.errors import SettingError
 from mmaccel.zoo import tiny_onevision as shipped
+from mmaccel.zoo.worlds import brief_events, moving_questions
 
 FOLDER = Path(zoo.__file__).parent / "tiny-onevision"
 FORMS = {"count", "last", "order", "presence", "end", "motion", "mover"}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from mmaccel.demos.training import emoji_world as world
 from mmaccel.demos.training.janus.data import draw
 from mmaccel.demos.training.janus.drawing import LONGEST, Drawing
 from mmaccel.demos.training.janus.shape import build_tokenizer, encode_captions
 from mmaccel.demos.training.recipe import to_pixels
+from mmaccel.zoo.worlds import emoji_world as world
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FIGURE = re.compile(r"(?<![\w.=*])\d+(?:\.\d+)?(?:x\b| ?%| dB\b| times\b| points\b)")
 
 
-def test_the_figures_of_the_readme_are_those_of_the_rows():
+def test_the_figures_of_the_readme_and_the_questions_are_those_of_the_rows():
+    questions = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+    assert "<!-- figures: exact -->" in questions and readme_figures.rewritten(questions) == questions
     assert readme_figures.rewritten(README) == README, "run `python -m mmaccel.demos.pages.readme_figures`"
     assert len(FIGURE.findall(README)) > 5
     changed = re.sub(r"\*\*\d\.\dx\*\*", "**9.9x**", README)

@@ -54,6 +54,17 @@ def test_imports_make_no_circle():
     TopologicalSorter(graph).prepare()
 
 
+def test_only_the_command_that_starts_the_demo_imports_demos():
+    """Inside of functions as well."""
+    found = modules()
+    users = {name for name, path in found.items() if any(_is_demo(each) for each in imported(name, path, found))}
+    assert {name for name in users if not _is_demo(name)} == {"mmaccel.cli.demo"}
+
+
+def _is_demo(name: str) -> bool:
+    return name.startswith("mmaccel.demos")
+
+
 def imported(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
     """Modules among the known ones that a module imports, wherever it does."""
     package = name if path.stem == "__init__" else name.rpartition(".")[0]

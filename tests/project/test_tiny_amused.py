@@ -117,7 +117,7 @@ def test_the_longest_caption_fits():
 
 
 def test_scenes_survive_as_numbers():
-    from mmaccel.demos.training import emoji_world as world
+    from mmaccel.zoo.worlds import emoji_world as world
 
     scene = world.EmojiScene("pizza", "small", "green", "top left")
     assert scene_of(numbers_of(scene)) == scene

@@ -7,11 +7,11 @@ from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, FlowMapE
 
 import mmaccel
 from mmaccel import video, zoo
-from mmaccel.demos.training import moving_world as world
 from mmaccel.demos.training.far import shape
 from mmaccel.demos.training.far.loss import BlockLoss, TrainingAttention
 from mmaccel.demos.video.recognized_things import Asked
 from mmaccel.errors import PromptError, SettingError
+from mmaccel.zoo.worlds import moving_world as world
 
 PROMPT = "soccer ball moves right, green background"
 SHORT = {"num_frames": 23, "num_inference_steps": 8, "guidance_scale": 1.0, "output_type": "pt"}

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.demos.training import moving_questions, moving_world
 from mmaccel.demos.training.onevision import data, parts, save, shape, thin, thinning
 from mmaccel.demos.training.recipe import to_pixels
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.zoo import frames as frames_module
 from mmaccel.zoo import tiny_onevision as shipped
+from mmaccel.zoo.worlds import moving_questions, moving_world
 
 FOLDER = Path(zoo.__file__).parent / "tiny-onevision"
 drawn = pytest.mark.usefixtures("emoji_font")
@@ -147,7 +147,7 @@ def test_every_word_is_known(clips, tokenizer):
 
 def test_held_out_questions_need_no_font(folder, monkeypatch):
     monkeypatch.setattr(moving_world, "sprite", None)
-    monkeypatch.setattr("mmaccel.demos.training.emoji_world.font", None)
+    monkeypatch.setattr("mmaccel.zoo.worlds.emoji_world.font", None)
     rows = list(shipped.questions(folder, 12, 0))
     again = list(shipped.questions(folder, 12, 0))
     assert [row[1:] for row in rows] == [row[1:] for row in again]

@@ -13,13 +13,13 @@ from transformers import LightOnOcrForConditionalGeneration
 import mmaccel
 from mmaccel import vlm, zoo
 from mmaccel.cli import main as cli
-from mmaccel.demos.training import page_words
-from mmaccel.demos.training import page_world as world
 from mmaccel.demos.training.checkpoint import Checkpoint
 from mmaccel.demos.training.reader import data, parts, save, shape, train
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import reading
 from mmaccel.zoo import tiny_reader as shipped
+from mmaccel.zoo.worlds import page_words
+from mmaccel.zoo.worlds import page_world as world
 
 FOLDER = Path(zoo.__file__).parent / "tiny-reader"
 trained = pytest.mark.skipif(not (FOLDER / "model.safetensors").is_file(), reason="not trained yet")

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmaccel import zoo
-from mmaccel.demos.training import moving_world as world
 from mmaccel.errors import PromptError, SettingError, WeightsError
 from mmaccel.zoo import tiny_wan
+from mmaccel.zoo.worlds import moving_world as world
 
 drawn = pytest.mark.usefixtures("emoji_font")
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"

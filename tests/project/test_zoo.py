@@ -12,11 +12,11 @@ from safetensors import SafetensorError
 
 import mmaccel
 from mmaccel import image, zoo
-from mmaccel.demos.training import emoji_world, moving_world
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, WeightsError
 from mmaccel.image import quality
 from mmaccel.zoo import tiny_janus, weights
 from mmaccel.zoo.vocabulary import Vocabulary
+from mmaccel.zoo.worlds import emoji_world, moving_world
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from diffusers import WanPipeline
 from mmaccel import zoo
 from mmaccel.cli.command import check_example
 from mmaccel.cli.model_arguments import parse_method
-from mmaccel.demos.training import brief_events, moving_questions, moving_world
 from mmaccel.errors import PromptError, SettingError, UnknownNameError
 from mmaccel.modality import get_modality
 from mmaccel.vlm import reading
 from mmaccel.zoo import tiny_onevision, tiny_wan
+from mmaccel.zoo.worlds import brief_events, moving_questions, moving_world
 
 
 class Words:

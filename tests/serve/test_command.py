@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -55,6 +56,14 @@ def test_an_address_of_another_machine_is_refused(capsys, monkeypatch):
     monkeypatch.setenv("MMACCEL_API_KEY", "secret")
     assert cli.main(["serve", "image", "--host", "192.0.2.1"]) == 2
     assert "cannot listen on 192.0.2.1, port 8000: choose others" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys, monkeypatch):
+    monkeypatch.setattr("mmaccel.cli.serve._served", lambda *_: pytest.fail("the model was loaded first"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert cli.main(["serve", "image", "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1, port {port}: choose others" in capsys.readouterr().err
 
 
 def test_the_kinds_are_those_that_can_be_served(capsys):

@@ -4,6 +4,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -15,6 +16,7 @@ from mmaccel.errors import AudioError, SettingError
 from mmaccel.serve.endpoint import FILES, Left
 from mmaccel.serve.forms import Upload
 from mmaccel.speech.serving import transcriptions
+from mmaccel.speech.stream.events import Final
 from mmaccel.uploads.decoder import check_samples
 
 
@@ -49,10 +51,30 @@ def test_words_have_their_times(ask, recording, made):
     )
     assert [(w.word, w.start, w.end) for w in told.words] == [(w.text.strip(), w.start, w.end) for w in made.words]
     assert [part.text for part in told.segments] == [part.text for part in made.segments]
+    for part in told.segments:  # by bounds of OpenAI's Whisper
+        assert part.avg_logprob > -1.0 and part.no_speech_prob < 0.6 and 0 < part.compression_ratio < 2.4
+        assert part.temperature == part.seek == 0
     assert told.duration == pytest.approx(9.98, abs=0.2)
-    few = ask.create(model="moonshine-tiny", file=recording, response_format="verbose_json")
+    few = ask.create(model="moonshine-tiny", file=recording, response_format="verbose_json", language="en-US")
     assert few.words is None
     assert told.language == few.language == "english", "it is the checkpoint of English"
+
+
+@pytest.mark.parametrize(
+    ("told", "heard", "only", "expected"),
+    (
+        ("German", ["", "de"], "", "de"),
+        ("German", [], "", "de"),
+        (None, ["fr"], "", "fr"),
+        ("auto", [], "", "unknown"),
+        (None, [""], "", "unknown"),
+        ("en", [""], "english", "english"),
+    ),
+)
+def test_the_language_is_the_one_that_was_heard(told, heard, only, expected):
+    recognizer = SimpleNamespace(language=told, adapter=SimpleNamespace(only_language=only))
+    segments = [Final("text", (), 0.0, 1.0, language=language) for language in heard]
+    assert transcriptions._language(SimpleNamespace(segments=segments), recognizer) == expected
 
 
 def test_an_english_model_takes_english(ask, recording, made):

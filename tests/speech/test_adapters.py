@@ -18,7 +18,7 @@ from mmaccel.speech import examples
 from mmaccel.speech.audio.audio import read_audio
 from mmaccel.speech.decoding import loops
 from mmaccel.speech.decoding.merge_audio_tokens import MergeAudioTokens
-from mmaccel.speech.decoding.redecode import Hypothesis
+from mmaccel.speech.decoding.redecode import Hypothesis, decode
 from mmaccel.speech.families import encoder_decoder, weights, whisper
 from mmaccel.speech.families.adapter import Encoded, Word
 from mmaccel.speech.families.moonshine import MoonshineAdapter
@@ -39,6 +39,17 @@ TWO_CITIES = (
     "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness,"
     " it was the epoch of belief, it was the epoch of incredulity, it was the season of light, it was the season of"
     " darkness"
+)
+
+# "This morning we all went to the beach together", and what they did there and later
+TAMIL = (
+    "இன்று காலை நாங்கள் எல்லோரும் ஒன்றாகச் சேர்ந்து கடற்கரைக்குச் சென்றோம், அங்கே நீண்ட நேரம் நடந்துவிட்டு பின்னர்"
+    " வீட்டிற்குத் திரும்பி வந்தோம். மாலையில் நண்பர்கள் சிலர் எங்களைப் பார்க்க வந்தார்கள், நாங்கள் அவர்களுடன்"
+    " பேசிக்கொண்டிருந்தோம்."
+)
+THAI = (
+    "วันนี้ตอนเช้าพวกเราไปเดินเล่นที่ชายหาดด้วยกัน แล้วก็กลับมาบ้านเพื่อทำอาหารกลางวันกินกัน"
+    " หลังจากนั้นเพื่อนของเราก็มาเยี่ยมและเราก็นั่งคุยกันจนถึงตอนเย็นก่อนที่พวกเขาจะกลับบ้านไป"
 )
 
 
@@ -246,7 +257,7 @@ def test_without_a_processor(tiny):
 
 def test_limits_and_frames():
     moonshine, whisper = MoonshineAdapter(examples.moonshine()[0]), WhisperAdapter(examples.whisper()[0])
-    assert moonshine.limit(10) == 69 and whisper.limit(10) == 96 // 2 - 4
+    assert moonshine.limit(10) == whisper.limit(10) == 69
     assert moonshine.frame_seconds == 384 / 16_000 and whisper.frame_seconds == 0.02
     assert moonshine.end_tokens == whisper.end_tokens == {2}
     assert list(whisper.banned(0)) == [2, 3, 4] and list(whisper.banned(1)) == [2] == list(moonshine.banned(0))
@@ -254,7 +265,7 @@ def test_limits_and_frames():
 
 def test_other_languages_have_more_tokens_in_a_second():
     multilingual, _ = _multilingual()
-    assert multilingual.limit(0.5) == 24 and multilingual.limit(9) == 96 // 2 - 4
+    assert multilingual.limit(0.5) == 24 and multilingual.limit(9) == 364
     english = WhisperAdapter(examples.whisper()[0])
     assert english.limit(1) == 11 and (english.only_language, multilingual.only_language) == ("english", "")
     moonshine = MoonshineAdapter(examples.moonshine()[0])
@@ -392,7 +403,8 @@ def test_what_repeats_itself_is_heard_again_in_full_also_where_it_ends(monkeypat
 def test_compression_ratios():
     assert loops.compression_ratio("") == 0.0
     assert loops.compression_ratio("w" * 1_000) > 50 and loops.repeats("Try again. " * 20)
-    assert not any(map(loops.repeats, (BECKETT, TWO_CITIES, "no, no, no, no", "\u4f60\u597d" * 5)))
+    assert not any(map(loops.repeats, (BECKETT, TWO_CITIES, "no, no, no, no", "\u4f60\u597d" * 5, TAMIL, THAI)))
+    assert all(map(loops.repeats, (TAMIL[:15] * 8, THAI[:15] * 8, "\u4f60\u597d" * 40)))
 
 
 @pytest.mark.parametrize("frames", (-1, 2.5, True, "200"))
@@ -417,12 +429,32 @@ def test_prompts():
     assert WhisperAdapter(examples.whisper()[0]).prompt() == [1]
     adapter, _ = _multilingual()
     assert adapter.prompt() == [1, 21, 30, 63]
-    adapter.processor.tokenizer = lambda text, add_special_tokens: types.SimpleNamespace(input_ids=[5] * 60 + [6])
-    assert adapter.prompt("text before") == [41, *[5] * 46, 6, 1, 21, 30, 63]  # half of 96 positions, less the mark
     assert adapter.prompt("  ") == adapter.prompt()
     adapter.language = "xx"
     with pytest.raises(UnknownNameError, match="language 'xx': choose from 'en', 'de', 'fr'"):
         adapter.prompt()
+
+
+def test_the_text_before_is_cut_between_words():
+    """Also where words are many tokens, as in Telugu: they fill half of 96 positions, less the mark."""
+    adapter, _ = _multilingual()
+    adapter.processor.tokenizer = lambda text, add_special_tokens: types.SimpleNamespace(input_ids=list(text.encode()))
+    word = "\u0c30\u0c47\u0c2a\u0c41"
+    assert adapter.prompt(f"{word} " * 5) == [41, *(f" {word}" * 3).encode(), 1, 21, 30, 63]
+    assert adapter.prompt(word * 5) == adapter.prompt(), "not even its last word has room"
+    unspaced = "\u4f60\u597d" * 20
+    assert adapter.prompt(unspaced) == [41, *f" {unspaced[-15:]}".encode(), 1, 21, 30, 63]
+
+
+def test_a_text_may_have_as_many_tokens_as_there_are_positions():
+    """As `generate` has it, where seconds of a language of many tokens a word are more than half of them."""
+    adapter, arguments = _multilingual()
+    encoded, prompt = replace(adapter.encode(examples.sound(1)[0]), seconds=9.0), adapter.prompt()
+    expected = adapter.target.generate(**arguments(1, max_new_tokens=92), language="de")[0].tolist()
+    hypothesis = decode(adapter, encoded, prompt, expected[:-5])
+    assert list(hypothesis.tokens) == expected[-92:] and not hypothesis.ended
+    assert len(decode(adapter, encoded, prompt, max_new_tokens=200).tokens) == 92
+    assert adapter.has_room([1] * 52, 9.0) and not adapter.has_room([1] * 53, 9.0), "for half of the positions"
 
 
 def test_multilingual_tokens_and_the_language_are_those_of_transformers():

@@ -16,17 +16,14 @@ from mmaccel.speech.codec.blockwise_convolution import BlockwiseConvolution
 from mmaccel.speech.codec.first_byte_meter import FirstByteMeter
 from mmaccel.speech.codec.growing_blocks import growing_blocks
 from mmaccel.speech.codec.streaming_codec_decoder import StreamingCodecDecoder
+from mmaccel.speech.examples import audible
 from mmaccel.speech.families import private
 from mmaccel.testing.contract import snapshot
 
 
 def build(**sizes) -> MimiModel:
     torch.manual_seed(0)
-    model = MimiModel(MimiConfig(**sizes)).eval()
-    for module in model.modules():
-        if hasattr(module, "embed_sum"):  # zeros in an untrained model: every code would sound the same
-            module.embed_sum.normal_()
-    return model
+    return audible(MimiModel(MimiConfig(**sizes)).eval())
 
 
 def codes_of(model, frames, batch=1, codebooks=4):

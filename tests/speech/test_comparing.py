@@ -1,5 +1,6 @@
 """Comparisons of recognisers: segments, word errors, what is not carried from run to run, and the bench's figures."""
 
+import functools
 import json
 import sys
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.audio.recordings import word_errors
 from mmaccel.speech.bench import parts as benchmark_parts
-from mmaccel.speech.comparing import RecognizerTrial, Transcription, _total, cut, name_of, recording
+from mmaccel.speech.comparing import RecognizerTrial, Transcription, _total, cut, judged_texts, name_of, recording
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 
 pytest.importorskip("jiwer")
@@ -93,12 +94,48 @@ def test_several_recordings_and_what_is_said_in_them(moonshine):
     plain = texts.texts(texts.run(moonshine[0], 0))
     reference = [plain[0], f"{plain[1]} more"]
     found = compare(moonshine, REPEATING, audio=[said(), said(0.6, 4)], reference=reference)
-    missing = word_errors(reference, plain)
+    missing = word_errors(reference, plain, english=False)
     assert found.rows[0]["quality"] == found.rows[1]["quality"] == missing > 0
     assert found.rows[1]["metrics"] == {"errors": missing, "changed": 0, "same": 1}
     assert found.pairs[0].plain.texts == plain
     assert found.pairs[0].plain.names == ["recording 1, 1.0 s", "recording 2, 0.6 s"]
     assert found.result["header"]["call"] == {"audio": ["recording 1, 1.0 s", "recording 2, 0.6 s"]}
+
+
+@pytest.mark.parametrize(
+    ("reference", "heard", "expected"),
+    (
+        ("Um die Straße", "die Straße", 1 / 3),
+        ("मेरा घर।", "मेरी घर", 1 / 2),
+        ("\u4eca\u5929\u5f88\u597d\u3002", "\u4eca\u5929\u4e0d\u597d", 1 / 4),
+        ("Zażółć, GĘŚLĄ!", "zażółć gęślą", 0),
+        ("cafe\u0301", "caf\u00e9", 0),
+    ),
+)
+def test_words_of_other_languages_are_counted_whole(reference, heard, expected):
+    assert word_errors([reference], [heard], english=False) == pytest.approx(expected)
+
+
+def test_english_is_counted_as_leaderboards_do_where_it_is_english(moonshine, whisper):
+    def is_english(model, **call):
+        found = trial(model, **call)
+        return judged_texts(["um, I'm sure"], ["I am sure"], ["I am sure"], found.languages == {"en"})["errors"] == 0
+
+    target, processor = examples.moonshine()[0], moonshine[1]
+    assert not is_english((target, processor)), "nobody says which language"
+    for name, expected in (("moonshine-tiny", True), ("UsefulSensors/moonshine-tiny-ja", False)):
+        target.name_or_path = name
+        assert is_english((target, processor)) == expected
+    assert is_english(whisper), "it has no other"
+    multilingual = examples.whisper()[0]
+    marks = {"is_multilingual": True, "lang_to_id": {"<|en|>": 20, "<|de|>": 21}, "task_to_id": {"transcribe": 30}}
+    for name, value in marks.items():
+        setattr(multilingual.generation_config, name, value)
+    told = [is_english((multilingual, whisper[1]), language=language) for language in ("english", "de")]
+    assert told == [True, False]
+    adapter = find_adapter(multilingual)
+    adapter.processor = whisper[1]
+    assert is_english((multilingual, whisper[1])) == (adapter.detect_language(adapter.encode(said())) == "en")
 
 
 def test_the_report_of_a_run_adds_up_its_calls(moonshine):
@@ -205,7 +242,8 @@ def test_the_figures_of_the_benchmark(family, request, monkeypatch):
     adapter = find_adapter(target)
     adapter.processor = processor
     recordings, texts = [said(), said(0.6, 4)], ["w5 w6 w7", "w20 w21"]
-    table = benchmark_parts.generate_rows("tiny", adapter, [[r] for r in recordings], texts, word_errors)
+    errors = functools.partial(word_errors, english=adapter.only_language == "english")
+    table = benchmark_parts.generate_rows("tiny", adapter, [[r] for r in recordings], texts, errors)
     drafted, merged = table
     methods = (speech.SuffixDraft(), speech.MergeAudioTokens())
     found = compare((target, processor), *methods, audio=recordings, reference=texts, simple=False)

@@ -2,14 +2,8 @@
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-    MoonshineStreamingConfig,
-    MoonshineStreamingForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
+from tiny_recognisers import moonshine_streaming, whisper
+from transformers import DynamicCache, EncoderDecoderCache
 
 from mmaccel.adapter import find_adapter
 from mmaccel.cache.argument import cached
@@ -19,41 +13,8 @@ from mmaccel.speech.decoding.redecode import EncoderStates, decode
 from mmaccel.speech.families.adapter import Encoded
 from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
 from mmaccel.speech.families.whisper import WhisperAdapter
-from mmaccel.testing.untrained import untrained
 
-IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
 RATE = 16_000
-
-
-def streaming(size=32, **more):
-    encoder = {"hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
-    config = MoonshineStreamingConfig(
-        encoder_config=encoder,
-        vocab_size=64,
-        hidden_size=size,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        **IDS,
-        **more,
-    )
-    return untrained(lambda: MoonshineStreamingForConditionalGeneration(config), 1, 24.0)
-
-
-def whisper():
-    config = WhisperConfig(
-        vocab_size=64,
-        num_mel_bins=8,
-        d_model=24,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        max_source_positions=50,
-        **IDS,
-    )
-    return untrained(lambda: WhisperForConditionalGeneration(config), 1, 24.0)
 
 
 class Counted(CrossCache):
@@ -67,9 +28,10 @@ class Counted(CrossCache):
 
 
 def adapters():
-    yield MoonshineStreamingAdapter(streaming())
-    yield MoonshineStreamingAdapter(streaming(24))  # the sizes of encoder and decoder are equal: no projection
-    yield WhisperAdapter(whisper())
+    yield MoonshineStreamingAdapter(moonshine_streaming())
+    # the sizes of encoder and decoder are equal: no projection
+    yield MoonshineStreamingAdapter(moonshine_streaming(hidden_size=24))
+    yield WhisperAdapter(whisper(d_model=24))
 
 
 ADAPTERS = list(adapters())
@@ -148,7 +110,7 @@ def test_decoding_across_updates(adapter):
 
 def test_a_segment_that_grows():
     """Encoder, cross-attention and decoder go on from where they were; the tokens are those of starting anew."""
-    adapter = find_adapter(streaming())
+    adapter = find_adapter(moonshine_streaming())
     assert isinstance(adapter, MoonshineStreamingAdapter) and adapter.appends
     samples = 0.1 * torch.randn(RATE, generator=torch.Generator().manual_seed(0))
     audio, draft = GrowingAudio(adapter), ()
@@ -171,7 +133,7 @@ def test_a_segment_that_grows():
 
 
 def test_the_adapter_of_moonshine_streaming():
-    adapter = MoonshineStreamingAdapter(streaming())
+    adapter = MoonshineStreamingAdapter(moonshine_streaming())
     assert adapter.frame_seconds == 0.02 and adapter.begin().lookahead == 12
     assert adapter.longest == pytest.approx(81.92)
     assert adapter.prompt("before") == [1] and adapter.end_tokens == {2} and adapter.limit(2.0) == 17
@@ -188,5 +150,5 @@ def test_the_adapter_of_moonshine_streaming():
 
 
 def test_the_adapter_encodes_in_the_models_precision():
-    adapter = MoonshineStreamingAdapter(streaming().bfloat16())
+    adapter = MoonshineStreamingAdapter(moonshine_streaming().bfloat16())
     assert adapter.encode(torch.zeros(RATE)).hidden_states.dtype is torch.bfloat16

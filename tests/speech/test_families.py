@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models
 from transformers.models.auto import modeling_auto
 
+from mmaccel.adapter import adapters
 from mmaccel.demos.families.speech_models import RATE, build, rows, sound
 from mmaccel.demos.families.speech_table import ENDPOINT, TARGET, count_equal, recording, streamed, tried
 from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
@@ -18,12 +19,11 @@ from mmaccel.speech.audio.growing_audio import GrowingAudio
 from mmaccel.speech.audio.upsampled import Upsampler
 from mmaccel.speech.decoding.transducer_greedy import TransducerGreedy
 from mmaccel.speech.families import weights
-from mmaccel.speech.families.adapter import Encoded, encode_together
-from mmaccel.speech.families.finding import adapter_class, served_classes
+from mmaccel.speech.families.adapter import Encoded, SpeechAdapter, encode_together
+from mmaccel.speech.families.finding import adapter_class
 from mmaccel.speech.families.rows import REFUSED
-from mmaccel.speech.families.spelled import spread
+from mmaccel.speech.families.spelled import spread, words_of
 from mmaccel.speech.families.timed import TimedToken, as_states
-from mmaccel.speech.families.transducer import each_told
 from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.stream.events import Final, Partial
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
@@ -48,7 +48,8 @@ def recognizer(name, **settings):
 
 
 def test_the_classes_of_the_table_are_those_of_the_adapters():
-    assert set(TABLE) == set(rows()) == set(served_classes()) and not set(TABLE) & set(REFUSED)
+    served = {name for one in adapters() if issubclass(one, SpeechAdapter) for name in one.classes}
+    assert set(TABLE) == set(rows()) == served and not set(TABLE) & set(REFUSED)
     assert all(hasattr(transformers, name) for name in (*TABLE, *REFUSED))
     assert count_equal(TABLE) == len(TABLE) >= 29
     assert all(row["words"] > 1 and row["partials"] > 1 for row in TABLE.values())
@@ -61,6 +62,28 @@ def test_each_recogniser_of_transformers_is_served_or_says_why_not():
     for name in ("CanaryForConditionalGeneration", "DiaForConditionalGeneration"):
         with pytest.raises(UnsupportedTargetError, match=f"no recogniser for {name}; {REFUSED[name]}.*speech.load"):
             adapter_class(getattr(transformers, name))
+
+
+def test_what_leads_to_a_model_is_no_model_and_the_error_says_the_way():
+    model, processor = build("HubertForCTC")
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    for given, message in (
+        (wrapped, "PeftModel; give the model inside, model.get_base_model"),
+        (torch.compile(model, backend="eager"), "OptimizedModule; compile it in place, with model.compile"),
+        (SimpleNamespace(model=model), "SimpleNamespace; give its .model"),
+        ((model, processor), "tuple; give the model alone"),
+    ):
+        with pytest.raises(UnsupportedTargetError, match=f"no recogniser for {message}") as error:
+            StreamingRecognizer(given, processor)
+        assert len(str(error.value)) < 150, "nobody reads a list of all classes"
+
+
+def test_a_language_model_beside_the_recogniser_is_not_left_out_in_silence():
+    """A `Wav2Vec2ProcessorWithLM` has one as its `decoder`; as a recogniser hears without it, that is to be said."""
+    model, processor = build("HubertForCTC")
+    with_one = SimpleNamespace(**vars(processor), decoder="a beam search with an n-gram model")
+    with pytest.raises(SettingError, match=r"pass Wav2Vec2Processor\(processor.feature_extractor, processor.token"):
+        StreamingRecognizer(model, with_one)
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -117,7 +140,9 @@ def test_a_tokenizer_that_refuses_other_words_is_told_none():
         def decode(self, tokens, skip_special_tokens=False):
             return f" {tokens} {skip_special_tokens} "
 
-    assert each_told(Strict(), (1, 1)) == "[1, 1] True"
+    found = recognizer("VoxtralRealtimeForConditionalGeneration").adapter
+    found.processor = SimpleNamespace(tokenizer=Strict())
+    assert found.text((1, 1)) == "[1, 1] True"
 
 
 @pytest.mark.parametrize("name", ["ParakeetForTDT", "ParakeetForRNNT"])
@@ -227,6 +252,11 @@ def test_instructions_of_a_language_model():
     told = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="de", prompt="Ada, Grace")
     told.adapter.prompt()
     assert asked[-1] == {"language": "de", "prompt": "Ada, Grace"}
+    processor.apply_transcription_request = lambda audio, **told: asked.append(told) or request(audio, **told)
+    for language, spelling in (("German", "German"), ("pt-BR", "pt"), ("<|de|>", "de")):
+        found = StreamingRecognizer(model, processor, endpoint=ENDPOINT, language=language)
+        assert asked[-1] == {"language": spelling}, "as it was told where the processor knows that, else its code"
+        assert found.adapter.language_of(None) == spelling.replace("German", "de")
     processor.apply_transcription_request = request
     with pytest.raises(SettingError, match="language='xx', prompt='': "):
         StreamingRecognizer(model, processor, endpoint=ENDPOINT, language="xx")
@@ -264,6 +294,9 @@ def test_languages_of_a_transducer():
     ]
     assert torch.equal(said[0].hidden_states, said[1].hidden_states)
     assert not torch.equal(said[0].hidden_states, said[2].hidden_states)
+    processor.prompt_dictionary |= {"zh-CN": 0, "zh-TW": 0, "pt-BR": 1, "pt": 1}
+    for language, spelling in (("de-AT", "de"), ("German", "de"), ("zh", "zh-CN"), ("zh-TW", "zh-TW"), ("PT", "pt")):
+        assert base.told(language).adapter.language == spelling
     with pytest.raises(UnknownNameError, match="language 'xx'"):
         StreamingRecognizer(model, processor, language="xx")
 
@@ -277,6 +310,12 @@ def test_three_samples_for_each_two():
     torch.testing.assert_close(torch.cat([stream.push(piece) for piece in low.split(333)]), whole, atol=1e-6, rtol=0)
     high = torch.sin(torch.arange(len(whole)) / 24_000 * 2 * torch.pi * 1000)
     assert float((whole - high)[200:].abs().max()) < 1e-3
+
+
+def test_a_word_ends_with_its_vowel_sign_and_without_its_comma():
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=list)
+    (word,) = words_of("".join, tokenizer, ["मे", "र", "ी", ","], [0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0])
+    assert (word.text, word.start, word.end) == ("मेरी,", 0.0, 3.0)
 
 
 def test_words_without_times_are_spread():

@@ -47,10 +47,7 @@ class OnlineASRProcessor:
 
 
 def talk():
-    samples = [scripted.silence(0.5), scripted.spoken(range(12)), scripted.silence(1.5), scripted.spoken([20, 21])]
-    return Recording(
-        "talk", torch.cat(samples), " ".join(f"w{word}" for word in [*range(12), 20, 21]), (Word("w0", 0, 1),)
-    )
+    return Recording("talk", scripted.talk(), scripted.TEXT, (Word("w0", 0, 1),))
 
 
 def recognizer():

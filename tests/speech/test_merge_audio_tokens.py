@@ -7,13 +7,8 @@ import math
 
 import numpy as np
 import pytest
+import tiny_recognisers
 import torch
-from transformers import (
-    MoonshineConfig,
-    MoonshineForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
 
 from mmaccel.adapter import Adapter
 from mmaccel.errors import SettingError
@@ -136,7 +131,7 @@ def test_equal_rows_for_decoders_without_a_mask():
 
 # The method, on models of real classes with a few thousand weights.
 
-SIZES = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1}
+SETTINGS = {"seed": 0, "eos_token_id": None}  # no text ends of itself
 
 
 class Plain(Adapter):
@@ -145,46 +140,19 @@ class Plain(Adapter):
     family, modality, classes = "whisper", "speech", ()
 
 
-def whisper():
-    config = WhisperConfig(
-        **SIZES,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        num_mel_bins=8,
-        max_source_positions=50,
-        max_target_positions=32,
-        begin_suppress_tokens=None,
-        suppress_tokens=None,
-    )
-    return WhisperForConditionalGeneration(config), lambda batch: {"input_features": random(batch, 8, 100)}
+def whisper(scale=1.0):
+    model = tiny_recognisers.whisper(scale=scale, **SETTINGS, encoder_layers=2, max_target_positions=32)
+    return model, lambda batch: {"input_features": random(batch, 8, 100)}
 
 
-def moonshine():
-    config = MoonshineConfig(
-        **SIZES,
-        hidden_size=32,
-        intermediate_size=64,
-        encoder_num_hidden_layers=2,
-        decoder_num_hidden_layers=2,
-        encoder_num_attention_heads=4,
-        decoder_num_attention_heads=4,
-    )
-    return MoonshineForConditionalGeneration(config), lambda batch: {"input_values": random(batch, 16_000)}
+def moonshine(scale=1.0):
+    model = tiny_recognisers.moonshine(scale=scale, **SETTINGS, encoder_num_hidden_layers=2)
+    return model, lambda batch: {"input_values": random(batch, 16_000)}
 
 
 @pytest.fixture(params=(whisper, moonshine), ids=("whisper", "moonshine"))
 def target(request):
-    torch.manual_seed(0)
-    model, inputs = request.param()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(6.0)  # so that attention and greedy decoding have no near-ties
-    return model.eval(), inputs
+    return request.param(scale=6.0)  # attention and greedy decoding have no near-ties
 
 
 def session_of(model, method):
@@ -240,9 +208,7 @@ def test_importance_is_the_attention_of_the_eager_model(target):
 
 
 def test_rows_of_padded_audio_are_as_if_alone():
-    torch.manual_seed(0)
     model, _ = moonshine()
-    model.eval()
     short = random(1, 8_000)
     padded = torch.cat([torch.nn.functional.pad(short, (0, 8_000)), random(1, 16_000, seed=1)])
     mask = torch.ones(2, 16_000, dtype=torch.long)
@@ -289,7 +255,6 @@ def test_each_call_has_its_own_figures(target):
 
 def test_settings_and_padding_reach_the_merging():
     model, _ = moonshine()
-    model.eval()
     mask = torch.ones(2, 16_000, dtype=torch.long)
     mask[0, 8_000:] = 0
     values = random(2, 16_000) * mask
@@ -334,9 +299,8 @@ def test_what_the_encoder_hands_to_the_merging(monkeypatch, target):
 
 def test_all_tokens_kept_have_times():
     """Nothing is refused where nothing merges."""
-    torch.manual_seed(0)
     model, inputs = whisper()
-    settings = model.eval().generation_config
+    settings = model.generation_config
     settings.alignment_heads, settings.no_timestamps_token_id = [[1, 0]], 60
     with session_of(model, MergeAudioTokens(keep=1)) as fast:
         assert "token_timestamps" in generate(fast, inputs(1), return_token_timestamps=True, return_timestamps=True)

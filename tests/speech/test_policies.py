@@ -153,6 +153,13 @@ def test_units_are_the_text():
     assert plain(" Don't,") == "dont" and plain("--") == "--"
 
 
+def test_words_that_differ_in_vowel_signs_alone_are_others():
+    """Of "mera" and "meri" in Hindi, and of two syllables in Thai; a Turkish capital differs in its case alone."""
+    assert plain("मेरा") != plain("मेरी") and plain("\u0e01\u0e34") != plain("\u0e01\u0e35")
+    assert agreed(["मेरा", " घर"], ["मेरी", " घर"], bridge=0) == 0 == agreed(["मेरी"], ["मेरा"], bridge=0)
+    assert plain("İstanbul,") == plain("istanbul") and plain("snake_case") == "snakecase"
+
+
 def test_covered_by_the_least_edits():
     assert covered([], ["a"]) == 0
     assert covered(["a", "b"], []) == 0

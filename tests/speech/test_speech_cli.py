@@ -86,7 +86,7 @@ def test_a_server_s_streams_share_passes(model, monkeypatch, batch, is_batched):
         asked.append(endpoint.opened.gathering is not None)
 
     monkeypatch.setattr("mmaccel.serve.run.serve", serve)
-    assert cli.main(["serve", "speech", "--endpoint", "energy", "--batch", batch]) == 0
+    assert cli.main(["serve", "speech", "--port", "0", "--endpoint", "energy", "--batch", batch]) == 0
     assert asked == [is_batched]
 
 
@@ -291,6 +291,12 @@ def test_live_text_in_a_pipe():
     assert out.getvalue() == "try again fail again.\nNo matter.\n"
     live.show([Partial("fell", "", "fell"), Final("Fail better.", (), 2, 3)])
     assert out.getvalue().endswith("fell better.\n= Fail better.\n")
+
+
+def test_live_text_corrects_a_word_that_differs_in_its_vowel_alone():
+    out = io.StringIO()
+    LiveText(out).show([Partial("मेरा", "", "मेरा"), Final("मेरी", (), 0.0, 1.0)])
+    assert out.getvalue() == "मेरा\n= मेरी\n"
 
 
 def test_live_text_is_there_at_once_and_a_pause_is_no_text(monkeypatch):

@@ -91,6 +91,19 @@ def test_several_recordings_with_what_is_said(model):
     assert found.result["header"]["call"]["update_interval"] == 0.5
 
 
+def test_words_count_by_the_language_that_the_finals_tell(model):
+    made = trial(model, [said()])
+    made.references = ["um, I'm sure"]
+
+    def errors(language):
+        heard = Streamed([[Final("I am sure", (), 0.0, 1.0, language=language)]], [StreamStats()])
+        return made.judge(heard, heard)["errors"]
+
+    assert errors("en") == 0 < errors("de") == errors("")
+    made.target.adapter.target = SimpleNamespace(name_or_path="moonshine-tiny")
+    assert errors("") == 0, "it has no other language"
+
+
 @pytest.mark.parametrize(
     ("audio", "reference", "error", "hint"),
     (

@@ -29,6 +29,7 @@ from mmaccel import vlm
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.speech.codec import spoken_stream
 from mmaccel.speech.codec.streaming_speech import StreamingSpeech
+from mmaccel.speech.examples import audible
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import examples
 
@@ -65,10 +66,7 @@ def sharpened(model, codec):
     for parameter in model.parameters():
         if parameter.ndim >= 2 and id(parameter) not in within:
             parameter.data.normal_(0, 0.3)
-    for module in codec.modules():
-        if hasattr(module, "embed_sum"):
-            module.embed_sum.normal_()
-    codec.decode(torch.zeros(1, CODEBOOKS, 1, dtype=torch.long))  # keeps its codebooks from now on
+    audible(codec).decode(torch.zeros(1, CODEBOOKS, 1, dtype=torch.long))  # keeps its codebooks from now on
     return model
 
 

@@ -4,20 +4,11 @@ import copy
 import types
 
 import pytest
+import tiny_recognisers
 import torch
 from noted_streamer import NotedStreamer
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MoonshineConfig,
-    MoonshineForConditionalGeneration,
-    MoonshineStreamingConfig,
-    MoonshineStreamingForConditionalGeneration,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
+from tiny_recognisers import END, START
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import mmaccel
 from mmaccel.adapter import find_adapter
@@ -30,11 +21,8 @@ from mmaccel.speech.decoding.suffix_draft import SuffixDraft
 from mmaccel.speech.families.moonshine import MoonshineAdapter
 from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
 from mmaccel.speech.families.whisper import WhisperAdapter
-from mmaccel.testing.untrained import untrained
 
-START, END, VOCABULARY, NEW = 1, 2, 80, 40
-IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": 0, "decoder_start_token_id": START}
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
+NEW, SIZES = 40, {"scale": 12.0, "vocab_size": 80}
 NO_TIMES = 60  # tokens from 61 on are times, 0.02 s apart
 
 
@@ -42,24 +30,8 @@ def noise(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
 
 
-def whisper(seed=1):
-    config = WhisperConfig(
-        vocab_size=VOCABULARY,
-        num_mel_bins=8,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=50,
-        max_target_positions=64,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-        **IDS,
-    )
-    model = untrained(lambda: WhisperForConditionalGeneration(config), seed, scale=12.0)
+def whisper():
+    model = tiny_recognisers.whisper(**SIZES)
     model.generation_config.update(
         is_multilingual=False, max_length=64, suppress_tokens=[3, 4], begin_suppress_tokens=[END]
     )
@@ -67,25 +39,13 @@ def whisper(seed=1):
     return model, lambda batch=1, **more: call({"input_features": noise(batch, 8, 100)}, **more)
 
 
-def moonshine(seed=2):
-    config = MoonshineConfig(
-        encoder_num_hidden_layers=1,
-        decoder_num_hidden_layers=2,
-        encoder_num_attention_heads=4,
-        decoder_num_attention_heads=4,
-        **SIZES,
-        **IDS,
-    )
-    model = untrained(lambda: MoonshineForConditionalGeneration(config), seed, scale=12.0)
+def moonshine():
+    model = tiny_recognisers.moonshine(**SIZES)
     return model, lambda batch=1, **more: call({"input_values": noise(batch, 8000)}, **more)
 
 
-def moonshine_streaming(seed=1):
-    encoder = {"hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4}
-    config = MoonshineStreamingConfig(
-        encoder_config=encoder, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, **SIZES, **IDS
-    )
-    model = untrained(lambda: MoonshineStreamingForConditionalGeneration(config), seed, scale=12.0)
+def moonshine_streaming():
+    model = tiny_recognisers.moonshine_streaming(**SIZES)
 
     def arguments(batch=1, **more):
         values = noise(batch, 8000)

@@ -11,6 +11,7 @@ from transformers import BatchFeature
 
 from mmaccel.adapter import find_adapter
 from mmaccel.cli import main as cli
+from mmaccel.demos.families.visual_models import build as visual_model
 from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError
 from mmaccel.vlm import answering, command, comparing, examples, visual_examples
 from mmaccel.vlm.command import VlmCommand
@@ -333,3 +334,11 @@ def test_the_picture_of_the_command_line_comes_last(told, tmp_path):
     picture = tmp_path / "kept.png"
     lines, _ = told("--picture", str(picture))
     assert lines[-1] == f"wrote {picture}" and Image.open(picture).width > 4 * 200
+
+
+def test_a_model_without_streams_is_told_so_before_it_is_asked(told, monkeypatch, file, capsys):
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "opened", lambda arguments: (visual_model("Qwen2VLForConditionalGeneration")[0], None))
+        assert cli.main(["run", "vlm", str(file), "what?", "--watch", "--compare"]) == 2
+    assert "no streams for Qwen2VLForConditionalGeneration" in capsys.readouterr().err
+    assert told()[1][0][0] == "Session", "nothing was asked before"

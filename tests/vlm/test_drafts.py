@@ -548,19 +548,17 @@ def test_a_processor_that_cannot_be_copied_is_left_to_the_model(llama):
         assert fast.report.details["accepted"] and not fast.report.warnings, "one text needs no copy"
 
 
-def test_attention_that_takes_no_mask_of_its_own(llama):
-    """One text is drafted in chains there; a batch is left to the model."""
-    from mmaccel.decoding.passes.slots import unfit_for_rows
-
-    assert unfit_for_rows(llama) is None
-    before = llama.config._attn_implementation
-    llama.config._attn_implementation = "flash_attention_2"
-    try:
-        assert (
-            unfit_for_rows(llama) == "attn_implementation='flash_attention_2' takes no mask of its own for each token"
-        )
-    finally:
-        llama.config._attn_implementation = before
+@pytest.mark.parametrize("batch", (1, 2))
+def test_the_report_says_why_drafts_are_chains(llama, batch, monkeypatch):
+    """As with flash attention, which takes no mask for each token."""
+    plain = llama.generate(**call(batch))
+    monkeypatch.setattr(slots, "ATTENTION", ())
+    for method in (FusedDraft(always=True), SuffixDecoding(shortest=1)):
+        with mmaccel.accelerate(llama, method) as fast:
+            assert torch.equal(fast.generate(**call(batch)), plain)
+            reason = "attn_implementation='sdpa' takes no mask of its own for each token"
+            told = method.branches or batch > 1
+            assert fast.report.details.get("chains") == (reason if told else None) and not fast.report.warnings
 
 
 @pytest.mark.parametrize(

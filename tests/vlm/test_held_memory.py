@@ -30,7 +30,7 @@ def size(value, seen):
 )
 def test_no_more_is_held_than_was_told(method, monkeypatch):
     """In texts of random tokens, of which no two n-grams are equal."""
-    monkeypatch.setattr(sources.Successors.__init__, "__defaults__", (1, MANY, None))
+    monkeypatch.setattr(sources, "REMEMBER", MANY)
     drafts, rng = method.custom_generate(), random.Random(0)
     for _ in range(30):
         (drafter,) = drafts.drafters()

@@ -10,10 +10,10 @@ from torch.nn import functional
 import mmaccel
 from mmaccel import kernels
 from mmaccel.decoding.passes import pass_attention
-from mmaccel.decoding.passes.pass_attention import FEW, grouped_attention, grouped_mask
+from mmaccel.decoding.passes.pass_attention import FEW, PassAttention, grouped_attention, grouped_mask
 from mmaccel.decoding.passes.windows import own_attention, unfit_layers
 from mmaccel.demos.families import visual_models
-from mmaccel.vlm import SuffixDecoding, TokenRecycling, examples, visual_examples
+from mmaccel.vlm import SparsePrefill, SuffixDecoding, TokenRecycling, examples, visual_examples
 
 
 def llama():
@@ -56,6 +56,37 @@ def test_the_kernel_attends_to_trees(build, batch, pad, asked):
     windows, tokens = zip(*asked, strict=True)
     assert any(not torch.equal(tree, torch.ones_like(tree).tril()) for tree in windows), "there are alternatives"
     assert all(chosen is None for chosen in tokens) if batch == 1 else any(chosen is not None for chosen in tokens)
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+@pytest.mark.parametrize("build", (llama, gemma3), ids=lambda build: build.__name__)
+def test_beside_a_method_on_prompts_drafts_attend_as_ever(build, batch, monkeypatch):
+    """Keys are not repeated, windows have trees, and what is counted are the pairs of the prompt."""
+    model, given, widths, trees = build(), call(batch, max_new_tokens=24), [], []
+    attend, expect = pass_attention.grouped_attention, PassAttention.expect
+
+    def noted(query, *more):
+        widths.append(query.shape[2])
+        return attend(query, *more)
+
+    def expected(self, mask, *more):
+        new = mask[0, 0, :, -mask.shape[2] :]
+        trees.append(not torch.equal(new, torch.ones_like(new).tril()))
+        return expect(self, mask, *more)
+
+    sparse = SparsePrefill(budget=0.4, min_length=8, block_m=16, block_n=16, always=True)
+    with mmaccel.accelerate(model, sparse) as fast:
+        plain = fast.generate(**given)
+        fast.generate(**given | {"max_new_tokens": 1})
+        pairs, said = (fast.report.keys, fast.report.plain_keys), fast.report.warnings
+    monkeypatch.setattr(pass_attention, "grouped_attention", noted)
+    monkeypatch.setattr(PassAttention, "expect", expected)
+    with mmaccel.accelerate(model, sparse, TokenRecycling(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["accepted"] > 0 and fast.report.warnings == said
+        assert max(widths) > 1 and any(trees), "there are alternatives"
+        assert (fast.report.keys, fast.report.plain_keys) == pairs
 
 
 @pytest.mark.parametrize("build", (deepseek_v3, gpt_oss, mistral), ids=lambda build: build.__name__)

@@ -14,7 +14,7 @@ from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.registry import register
 
 from ..families.adapter import IN_BLOCKS, DiffusionMethod, PipelineSession
-from ..steps import Forward, warn
+from ..steps import Forward
 
 EXAMPLE = """import mmaccel
 from diffusers import AnyFlowFARPipeline
@@ -89,7 +89,7 @@ class RollingContext(DiffusionMethod):
         """A pass of the transformer, which fills the keys and values of finished blocks or draws the next one."""
         flag = kwargs.get("kv_cache_flag")
         if not kwargs.get("kv_cache") or flag is None:
-            warn(session.report, "RollingContext bounded nothing: the call was made without keys and values")
+            session.report.warn("RollingContext bounded nothing: the call was made without keys and values")
             return original(*args, **kwargs)
         partition = kwargs["chunk_partition"]
         finished = len(partition) - (not flag["is_cache_step"])

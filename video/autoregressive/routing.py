@@ -13,7 +13,7 @@ from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import PipelineSession
 from ..private import execution_device
-from ..steps import warn
+from ..quality import decoded
 
 if TYPE_CHECKING:
     from .block_router import BlockRouter
@@ -52,7 +52,7 @@ class Routing:
         """
         if self.small is None or not given.get("kv_cache"):
             what = "keys and values" if self.small is not None else "draft= and score="
-            warn(self.session.report, f"BlockRouter drafted nothing: the call was made without {what}")
+            self.session.report.warn(f"BlockRouter drafted nothing: the call was made without {what}")
             return None
         if given["kv_cache_flag"]["num_cached_chunks"] == 0:
             return None
@@ -119,13 +119,7 @@ class Routing:
     def _decoded(self, block: torch.Tensor) -> torch.Tensor:
         """Frames `[batch, frames, 3, height, width]` between 0 and 1, decoded behind the frame before them."""
         assert self.last is not None
-        vae = self.pipe.vae
-        latents = torch.cat([self.last, block], 1).transpose(1, 2).to(vae.dtype)
-        mean, std = (
-            torch.tensor(values).view(1, -1, 1, 1, 1).to(latents)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        frames: torch.Tensor = vae.decode(latents * std + mean, return_dict=False)[0]
+        frames = decoded(self.pipe.vae, torch.cat([self.last, block], 1).transpose(1, 2))
         return (frames[:, :, 1:] / 2 + 0.5).clamp(0, 1).transpose(1, 2)
 
     def _rows(self, given: dict[str, Any]) -> int:

@@ -97,8 +97,6 @@ class Filming(Workload):
     @torch.no_grad()
     def frames(self, latents: torch.Tensor) -> Clip:
         """The decoded clip."""
-        vae = self.target.vae
-        mean, spread = (torch.tensor(x).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
-        video = vae.decode(latents * spread + mean, return_dict=False)[0]
+        video = quality.decoded(self.target.vae, latents)
         frames: Clip = self.target.video_processor.postprocess_video(video, output_type="pil")[0]
         return frames

@@ -29,7 +29,6 @@ from ..families.adapter import (
 )
 from ..families.compiled import AGAIN, refuse_compiled
 from ..families.families import FAMILIES, arguments
-from ..steps import warn
 
 BLOCK = 64
 BLOCK_POLICIES = ("pooled_top_k", "pooled_top_p", "sparge")
@@ -133,7 +132,7 @@ class SparseAttention(DiffusionMethod):
                 attention.is_begun = False
             yield
             if not session.report.plain_keys:
-                warn(session.report, UNSEEN if any(attention.is_begun for attention in attentions) else CHANGED)
+                session.report.warn(UNSEEN if any(attention.is_begun for attention in attentions) else CHANGED)
 
         session.around.append(told)
         stack.callback(session.around.remove, told)
@@ -171,7 +170,7 @@ class _Attention:
         alike = query.ndim == 4 and key.shape == value.shape and key.shape[2] == length != self.text
         fits = alike and attn_mask is None and not dropout_p and not is_causal and length >= self.method.min_length
         if alike and attn_mask is not None and length >= self.method.min_length:
-            warn(self.session.report, f"attention with a mask stayed dense, over {length} tokens")
+            self.session.report.warn(f"attention with a mask stayed dense, over {length} tokens")
         order, plan = self._chosen(query, key, scale) if fits else (None, None)
         if plan is None:
             if alike:
@@ -202,7 +201,7 @@ class _Attention:
         if self.method.always or kernels.should_use_sparse(density, length, query.device, dtype=query.dtype):
             return True
         kept = f"{density:.0%} of the blocks of {length} tokens"
-        warn(self.session.report, f"dense attention ran where it is faster on this machine: the policy kept {kept}")
+        self.session.report.warn(f"dense attention ran where it is faster on this machine: the policy kept {kept}")
         return False
 
     def _plan(
@@ -214,7 +213,7 @@ class _Attention:
             size = {"block_m": BLOCK, "block_n": BLOCK}
             return None, choose(query, key, budget=method.budget, causal=False, scale=scale, **size)
         if self.grid is None or self.grid[0] * self.grid[1] * self.grid[2] != query.shape[2]:
-            warn(self.session.report, UNPLACED)
+            self.session.report.warn(UNPLACED)
             return None, None
         choose_place = _radial if method.policy == "radial" else _sliding_tile
         return choose_place(self.grid, method.budget, str(query.device))

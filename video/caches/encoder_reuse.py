@@ -85,7 +85,7 @@ class EncoderReuse(StepCache):
         example=EXAMPLE,
     )
     families = UNETS
-    neutral = {"keys": None}
+    neutral = {"keys": None, "prior_noise": 0.0}
     engaging = {"keys": (0, 10, 30)}
 
     keys: tuple[int, ...] | None = (0, 1, 2, 3, 5, 10, 15, 25, 35)
@@ -100,10 +100,6 @@ class EncoderReuse(StepCache):
         self._require(is_number(self.prior_noise, 0, 1), "prior_noise", "a number from 0 to 1")
         allowed = f"None or steps from 0 to {STEPS - 1}"
         self._check_list("keys", allowed, lambda key: is_count(key, 0, STEPS - 1), kind=int)
-
-    @property
-    def exact(self) -> bool:
-        return self.keys is None and self.prior_noise == 0
 
     def is_key(self, step: int, steps: int) -> bool:
         """Whether a step of a run of `steps` runs the encoder."""

@@ -79,10 +79,6 @@ class FasterCache(DiffusersCache):
         self._require(is_number(self.weight, 0, 1), "weight", "a number from 0 to 1")
         check_range(self, "timesteps")
 
-    @property
-    def exact(self) -> bool:
-        return self.spatial == self.unconditional == 1
-
     def lacks(self, denoiser: torch.nn.Module) -> str:
         from diffusers.hooks.faster_cache import FasterCacheConfig
 

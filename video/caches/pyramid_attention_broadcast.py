@@ -58,7 +58,7 @@ class PyramidAttentionBroadcast(DiffusersCache):
         "Long runs, whose attention changes little in the middle.",
         "Every layer's attention output is kept in memory.",
     )
-    neutral = {"spatial": 1}
+    neutral = {"spatial": 1, "temporal": 1, "cross": 1}
     engaging = {"timesteps": (0, 1000)}
 
     spatial: int = 2
@@ -73,10 +73,6 @@ class PyramidAttentionBroadcast(DiffusersCache):
         for name in ("spatial", "temporal", "cross"):
             self._require(is_count(getattr(self, name)), name, "an integer of at least 1")
         check_range(self, "timesteps")
-
-    @property
-    def exact(self) -> bool:
-        return self.spatial == self.temporal == self.cross == 1
 
     def lacks(self, denoiser: torch.nn.Module) -> str:
         from diffusers.hooks.pyramid_attention_broadcast import PyramidAttentionBroadcastConfig as Config

@@ -65,7 +65,7 @@ class StepCache(DiffusionMethod):
 
     @property
     def exact(self) -> bool:
-        return self.threshold == 0
+        return all(getattr(self, name) == value for name, value in self.neutral.items())
 
 
 class CacheStepper(Stepper):

@@ -71,10 +71,6 @@ class TaylorSeer(DiffusersCache):
         self._require(self.warmup > self.order, "warmup", f"at least order + 1, that is {self.order + 1}")
 
     @property
-    def exact(self) -> bool:
-        return self.interval == 1
-
-    @property
     def lead(self) -> int:
         return self.order + 1
 

@@ -31,7 +31,6 @@ from ..families.adapter import (
 from ..private import context_group
 from ..quality import drawn, tensor_psnr
 from ..samplers import asked_steps
-from ..steps import warn
 from .first_call import IDLE, compare_once, is_idle
 from .heterogeneous_steps import HeterogeneousSteps
 
@@ -117,7 +116,7 @@ class Auto(DiffusionMethod):
         @contextmanager
         def told() -> Iterator[None]:
             if UNPICKED in session.memory:
-                warn(session.report, session.memory[UNPICKED])
+                session.report.warn(session.memory[UNPICKED])
             yield
 
         session.around.append(told)

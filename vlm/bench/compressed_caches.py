@@ -18,7 +18,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 import mmaccel
@@ -123,27 +122,27 @@ def _line(rows: list[dict[str, Any]], by: str, way: str) -> list[str]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result and its page."""
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--length", type=int, default=8000, help="tokens of a prompt")
-    parser.add_argument("--needle-length", type=int, default=4000, help="tokens of a prompt with a planted number")
-    parser.add_argument("--texts", type=int, default=8, help="number of texts and of planted numbers")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(1)
+def measure(length: int, needle_length: int, count: int) -> dict[str, Any]:
+    """Our ways, and those of kvpress if its Python is named."""
     model, tokenizer = language_tasks.load()
-    seeds = range(arguments.texts)
-    texts = [language_tasks.text_task(tokenizer, arguments.length, seed) for seed in seeds]
-    needles = [language_tasks.needle_task(tokenizer, arguments.needle_length, seed) for seed in seeds]
+    texts = [language_tasks.text_task(tokenizer, length, seed) for seed in range(count)]
+    needles = [language_tasks.needle_task(tokenizer, needle_length, seed) for seed in range(count)]
     python = os.environ.get(PYTHON)
     rival = start(python, texts, needles) if python else None
-    made = [*tqdm(ours(model, tokenizer, texts, needles), desc="mmaccel", total=2 * len(WAYS) * len(seeds))]
+    made = [*tqdm(ours(model, tokenizer, texts, needles), desc="mmaccel", total=2 * len(WAYS) * count)]
     if rival is not None:
         made += tqdm(theirs(rival, tokenizer, needles), desc="kvpress")
-    lengths = {"length": arguments.length, "needle_length": arguments.needle_length}
+    lengths = {"length": length, "needle_length": needle_length}
     more = {"model": language_tasks.MODEL, **lengths, "keep": KEEP, "new": language_tasks.NEW}
-    pages.write(arguments.output, {**results.result(made), **more}, page)
+    return {**results.result(made), **more}
 
 
 if __name__ == "__main__":
-    main()
+    pages.run(
+        __doc__,
+        page,
+        measure,
+        length={"type": int, "default": 8000, "help": "tokens of a prompt"},
+        needle_length={"type": int, "default": 4000, "help": "tokens of a prompt with a planted number"},
+        texts={"type": int, "default": 8, "help": "number of texts and of planted numbers", "dest": "count"},
+    )

@@ -28,11 +28,13 @@ class SessionAttention:
         Whether the session is attached.
     run
         The call of `generate` under way.
+    prompts_only
+        Whether no method has a part in what comes after the prompt.
     """
 
     def __init__(self, methods: Sequence[DecoderMethod]) -> None:
         self.methods = methods
-        self._prompts_only = not any(method.decodes for method in methods)
+        self.prompts_only = not any(method.decodes for method in methods)
         self._attends = any(method.attends for method in methods)
         self.active = True
         self.run: GenerateRun | None = None
@@ -62,7 +64,7 @@ class SessionAttention:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """For :func:`mmaccel.patching.intercept_attention`; `[B, M, Hq, D]`, and None for the weights."""
         more = {"scaling": scaling, "dropout": dropout, "is_causal": is_causal, **kwargs}
-        if self._prompts_only and attention_mask is None and query.shape[2] == 1:
+        if self.prompts_only and attention_mask is None and query.shape[2] == 1:
             self._count_step(query, key)  # and nothing else: on a GPU, Python sets the pace of such steps
             return original(module, query, key, value, None, **more)[0], None
 

@@ -26,8 +26,9 @@ class FusedDraft(GrownMethod, SuffixMethod):
     of the model itself, and with sampling those of the same random state, in a batch their distribution. With beams, an
     assistant or another kind of cache the model's own loop runs, and the report says so; no plan has it beside
     `SelectKV` or `CompressKV`. Where layers have a state, a window that is not attended to by SDPA, or attention of
-    their own (BLOOM, Falcon), a chain is drafted instead of a tree, and the rows of a batch are read in step: the
-    slowest sets the pace.
+    their own (BLOOM, Falcon), or where attention takes no mask for each token (flash attention; load the model with
+    ``attn_implementation="sdpa"``), a chain is drafted instead of a tree, and the rows of a batch are read in step: the
+    slowest sets the pace, and the report has the reason as ``details["chains"]``.
 
     Parameters
     ----------

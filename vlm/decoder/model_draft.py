@@ -52,8 +52,9 @@ class ModelDraft(FusedDraft):
     Raises
     ------
     SettingError
-        If a setting is out of range; from `generate`, if the assistant is no loaded model, has another vocabulary or
-        tokenizer or no cache that can be cropped, or is the model itself.
+        If a setting is out of range; from `generate`, if the assistant is no loaded model, has a vocabulary of another
+        size or no cache that can be cropped, or is the model itself. Another tokenizer of the same size is not
+        noticed: its guesses are never right, and it is soon no longer asked.
 
     Examples
     --------

@@ -17,15 +17,15 @@ from mmaccel.registry import register
 class TokenRecycling(GrownMethod):
     """Draft a tree of the tokens that the model last found likely after each token (Token Recycling, 2024).
 
-    For texts that do not repeat themselves, where the model is large or the device has room for wide passes. The
-    likeliest successors of every token that was verified are kept from one text of the session to the next; the tree
-    grows from the likeliest guess on and is as large as pays at the measured cost of a pass, so that where nothing can
-    be guessed the text is decoded plainly. `generate` of one text or a batch, greedy or sampled; all arguments that
+    The likeliest successors of every token that was verified are kept from one text of the session to the next; the
+    tree grows from the likeliest guess on and is as large as pays at the measured cost of a pass, so that where nothing
+    can be guessed the text is decoded plainly. `generate` of one text or a batch, greedy or sampled; all arguments that
     act on logits or on stopping keep working. Exact in float32: the tokens of the model itself, and with sampling those
     of the same random state, in a batch their distribution. With beams, an assistant or another kind of cache the
     model's own loop runs, and the report says so; no plan has it beside `SelectKV` or `CompressKV`. Where layers have
-    a state, or a window that is not attended to by SDPA, a chain is drafted instead of a tree, and the rows of a batch
-    are read in step: the slowest sets the pace.
+    a state, or a window that is not attended to by SDPA, or attention takes no mask for each token (flash attention), a
+    chain is drafted instead of a tree, and the rows of a batch are read in step: the slowest sets the pace, and the
+    report has the reason as ``details["chains"]``.
 
     Parameters
     ----------
@@ -52,7 +52,8 @@ class TokenRecycling(GrownMethod):
         "Turning Trash into Treasure: Accelerating Inference of LLMs with Token Recycling by Luo et al., 2024"
     )
     advice: ClassVar[Advice] = Advice(
-        "Texts of any kind, most where a pass over many tokens costs little more than over one, as on a GPU.",
+        "Drawn texts and batches, a little; greedy texts, one at a time, take longer on a CPU. Large models on a GPU,"
+        " as in its paper, were not tried here. vlm.FusedDraft has its guesses too, and more.",
         "Nothing in quality; up to 35 MB for what is learned.",
     )
     learns: ClassVar[bool] = True

@@ -228,7 +228,7 @@ class VisionLanguageAdapter(VisualAdapter):
 
 @register_adapter
 class PageReaderAdapter(VisionLanguageAdapter):
-    """Classes made to read pages: all works that does on the others, and the presets are those of decoders."""
+    """Classes made to read pages: all works that does on the others, but no preset was measured to pay."""
 
     family = "page_reader"
     classes = tuple(name for name, row in ROWS.items() if row.reads)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mmaccel.errors import SettingError, unknown_name
-from mmaccel.method import is_whole
+from mmaccel.method import is_count, plain_number
 
 MIN_FRAMES, MAX_FRAMES = 4, 768  # of Qwen2-VL's and Qwen3-VL's processors
 
@@ -124,7 +124,7 @@ def check_sampling(sampling: str, frames: int | None, fps: float | None, min_fra
         raise unknown_name("sampling", sampling, RULES)
     if (frames is None) == (fps is None):
         raise SettingError(f"frames={frames!r}, fps={fps!r}: give one of the two, such as frames=32")
-    if frames is not None and not is_whole(frames):
+    if frames is not None and not is_count(plain_number(frames)):
         raise SettingError(f"frames={frames!r}: pass a whole number of at least 1, such as frames=32")
     if fps is not None and not (isinstance(fps, Real) and math.isfinite(fps) and fps > 0):
         raise SettingError(f"fps={fps!r}: pass frames per second above 0, such as fps=2")

@@ -63,8 +63,11 @@ def _painter_code(request: ImageRequest, models: Models) -> str:
     )
 
 
-def video_code(request: VideoRequest, models: Models, rate: float = USUAL) -> str:
+def video_code(request: VideoRequest, models: Models, rate: float = USUAL, field: str = "frames") -> str:
     """Python that films the same clip; another one only where a method picks its steps from times."""
+    clip = f'frames[0].save("clip.webp", save_all=True, append_images=frames[1:], duration={1000 / rate:g}, loop=0)'
+    name, save = ("picture", 'picture.save("picture.png")') if field == "images" else ("frames", clip)
+    made = field if field == "video" else f"{field}[0]"
     model = request.choice.model
     own = model in zoo.names()
     load = f"zoo.load({model!r})" if own else f"generation.load({_loaded(model, models)})"
@@ -82,14 +85,14 @@ def video_code(request: VideoRequest, models: Models, rate: float = USUAL) -> st
         *(_moved("pipe", models) if own else []),
         f"with mmaccel.accelerate(pipe, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
-        f'    frames = fast({call}, {generator}, output_type="pil").frames[0]',
+        f'    {name} = fast({call}, {generator}, output_type="pil").{made}',
         "    print(fast.report)",
-        f'frames[0].save("clip.webp", save_all=True, append_images=frames[1:], duration={1000 / rate:g}, loop=0)',
+        save,
     )
 
 
-def question_code(request: QuestionRequest, models: Models) -> str:
-    """Python that gives the same answer."""
+def question_code(request: QuestionRequest, models: Models, told: Mapping[str, bool] | None = None) -> str:
+    """Python that gives the same answer; `told` is what the processor was told of the text."""
     model = request.choice.model
     own = model in zoo.names()
     options = f"max_new_tokens={request.max_new_tokens}, do_sample=False"
@@ -108,7 +111,7 @@ def question_code(request: QuestionRequest, models: Models) -> str:
         "",
         *([f"model, processor = zoo.load({model!r})", *_moved("model", models)] if own else hub),
         f"video = vlm.read_video({request.clip!r}, frames={request.frames}, max_side={request.max_side})",
-        *_asking(request, own, models),
+        *_asking(request, own, models, told or {}),
         f"with mmaccel.accelerate(model, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
         f"    tokens = fast.generate(**inputs, {options})",
@@ -117,17 +120,17 @@ def question_code(request: QuestionRequest, models: Models) -> str:
     )
 
 
-def _asking(request: QuestionRequest, own: bool, models: Models) -> list[str]:
+def _asking(request: QuestionRequest, own: bool, models: Models, told: Mapping[str, bool]) -> list[str]:
     """Lines that make the inputs: a shipped model's processor knows how a question is asked."""
     if own and not request.earlier:
         asked = f"videos=[video.frames], text={request.question!r}"
         return [f'inputs = processor({asked}, return_tensors="pt"){_sent(models)}']
-    told = "" if own else "**told, "  # of transformers
+    more = f"{'' if own else '**told, '}{''.join(f'{key}={value}, ' for key, value in told.items())}"  # of transformers
     return [
         f"conversation = {conversation(request)!r}",
         "text = processor.apply_chat_template(conversation, add_generation_prompt=True)",
         *([] if own else ['told = {"video_metadata": [video.metadata], "do_sample_frames": False}']),
-        f'inputs = processor(videos=[video.frames], text=[text], {told}return_tensors="pt").to(model.device)',
+        f'inputs = processor(videos=[video.frames], text=[text], {more}return_tensors="pt").to(model.device)',
     ]
 
 

@@ -14,7 +14,7 @@ from mmaccel.comparison.difference import alike
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.report import Report
 from mmaccel.session import accelerate
-from mmaccel.vlm.input.processed import processed
+from mmaccel.vlm.input.processed import processed, single_bos
 
 from ..looks.board import ACCELERATED, PLAIN
 from ..models import Models
@@ -62,6 +62,8 @@ class Answered:
         What the speed costs in quality, in plain words; empty without a plain answer.
     kept
         The frames with what the language model did not get under white; None where a method keeps all.
+    told
+        What the processor was told of the text.
     """
 
     answer: str
@@ -70,6 +72,7 @@ class Answered:
     quality: str
     cost: str
     kept: Image.Image | None
+    told: dict[str, bool]
 
 
 def answer(models: Models, run: Run, request: QuestionRequest, video: vlm.VideoFrames) -> Answered:
@@ -79,7 +82,8 @@ def answer(models: Models, run: Run, request: QuestionRequest, video: vlm.VideoF
     with models.borrow("vlm", request.choice.model, run) as shared:
         model, processor = shared.loaded
         with run.stage("prepare"):
-            inputs = prepare(processor, video, request).to(model.device)
+            inputs, told = prepare(processor, video, request)
+            inputs = inputs.to(model.device)
         with accelerate(model, *request.choice.methods, preset=request.choice.preset) as session:
             plain = None
             if request.compare:
@@ -92,7 +96,7 @@ def answer(models: Models, run: Run, request: QuestionRequest, video: vlm.VideoF
             with run.stage("draw"):
                 kept = _kept(session, video)
             quality, cost = ("", "") if plain is None else _quality(plain, text)
-            return Answered(text, plain, session.report, quality, cost, kept)
+            return Answered(text, plain, session.report, quality, cost, kept, told)
 
 
 def conversation(request: QuestionRequest) -> list[dict[str, Any]]:
@@ -106,10 +110,10 @@ def conversation(request: QuestionRequest) -> list[dict[str, Any]]:
     return turns
 
 
-def prepare(processor: Any, video: vlm.VideoFrames, request: QuestionRequest) -> Any:
-    """Inputs of `generate`."""
+def prepare(processor: Any, video: vlm.VideoFrames, request: QuestionRequest) -> tuple[Any, dict[str, bool]]:
+    """Inputs of `generate`, and what the processor was told of the text."""
     text = processor.apply_chat_template(conversation(request), add_generation_prompt=True)
-    return processed(processor, [text], [video])
+    return processed(processor, [text], [video]), single_bos(processor, text)
 
 
 def _generate(run: Run, target: Any, processor: Any, inputs: Any, request: QuestionRequest) -> tuple[str, float]:

@@ -96,7 +96,8 @@ def _work(frame: Frame, results: panels.Results, compare: bool, run: Run, talk: 
     request = replace(request, frames=len(video))
     made = answer(frame.models, run, request, video)
     talk = Talk(clip, [*talk.turns, (request.question, made.answer)][-MOST_TURNS:])
-    told = results.values(run, request.choice.seed, made.report, question_code(request, frame.models), made.quality)
+    code = question_code(request, frame.models, made.told)
+    told = results.values(run, request.choice.seed, made.report, code, made.quality)
     kept = [gr.update(visible=made.kept is not None), gr.update(value=made.kept, visible=made.kept is not None)]
     messages = gr.update(value=talk.messages(), visible=True)
     return [

@@ -58,6 +58,8 @@ class Shot:
         Which step computed which tokens; None where a method keeps no trace.
     rate
         Frames a second.
+    field
+        Of the pipeline's output, that has them.
     """
 
     frames: list[Image.Image]
@@ -67,6 +69,7 @@ class Shot:
     cost: str
     computed: Image.Image | None
     rate: float = USUAL
+    field: str = "frames"
 
 
 def shoot(models: Models, run: Run, request: VideoRequest) -> Shot:
@@ -92,7 +95,7 @@ def shoot(models: Models, run: Run, request: VideoRequest) -> Shot:
             quality, cost = _quality(plain, filmed)
         with run.stage("draw"):
             shown = _side_by_side(plain, filmed)
-        return Shot(filmed.frames, shown, session.report, quality, cost, computed, rate_of(pipe))
+        return Shot(filmed.frames, shown, session.report, quality, cost, computed, rate_of(pipe), filmed.field)
 
 
 def _film(run: Run, target: Any, request: VideoRequest) -> Filmed:

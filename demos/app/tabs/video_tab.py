@@ -71,7 +71,7 @@ def _work(frame: Frame, results: panels.Results, clip: gr.Video, compare: bool, 
     shot = shoot(frame.models, run, request)
     with run.stage("draw"):
         file = playable(clip, shot.shown, shot.rate)
-    code = video_code(request, frame.models, shot.rate)
+    code = video_code(request, frame.models, shot.rate, shot.field)
     told = results.values(run, request.choice.seed, shot.report, code, shot.quality)
     computed = gr.update(value=shot.computed, visible=shot.computed is not None)
     return [panels.verdict(shot.report, shot.cost), gr.update(value=file, visible=True), computed, *told]

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from mmaccel import zoo
+from mmaccel.zoo.worlds import emoji_world as world
 
-from .. import emoji_world as world
 from ..janus.shape import GRID
 from ..recipe import to_pixels
 
@@ -56,11 +56,7 @@ def pool(path: Path, count: int, seed: int, held_out: bool = False) -> Pool:
 
 def _pictures(seed: list[int], count: int, held_out: bool) -> tuple[list[world.EmojiScene], np.ndarray]:
     rng = np.random.default_rng([*seed, int(held_out)])
-    scenes: list[world.EmojiScene] = []
-    while len(scenes) < count:
-        scene = world.random_scene(rng, world.FEATURED)
-        if scene.held_out == held_out:
-            scenes.append(scene)
+    scenes = [world.draw_scene(rng, held_out, world.FEATURED) for _ in range(count)]
     return scenes, np.stack([world.render(scene, rng) for scene in scenes])
 
 

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from diffusers import AmusedScheduler, UVit2DModel
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
-from .. import emoji_world as world
+from mmaccel.zoo.worlds import emoji_world as world
+
 from ..janus.shape import CODES, GRID
 from ..word_tokenizer import word_tokenizer
 

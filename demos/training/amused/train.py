@@ -23,8 +23,8 @@ from diffusers import AmusedPipeline, VQModel
 from diffusers.models.attention_processor import AttnProcessor
 
 from mmaccel import zoo
+from mmaccel.zoo.worlds import emoji_world as world
 
-from .. import emoji_world as world
 from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape

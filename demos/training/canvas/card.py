@@ -7,15 +7,15 @@ Lists are made by the pipeline as `zoo.load` gives it, one held-out picture afte
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
+from statistics import median_high
 
-import torch
 from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.files import pictures
+
+from .. import card
 
 PICTURES = 6
 
@@ -36,7 +36,7 @@ download; it is no general model.
 - **Two ways to read**: each list is trained causally, for the next word, and in blocks with a part of their words
   masked, each of which sees the text before it and all of itself. So the same weights write word by word, which is the
   honest alternative to a canvas. Blocks of 32, 16 and 8 were trained.
-- **Data**: drawn by `demos/training/listed_world.py` from Noto Color Emoji (SIL Open Font License 1.1); the things'
+- **Data**: drawn by `mmaccel/zoo/worlds/listed_world.py` from Noto Color Emoji (SIL Open Font License 1.1); the things'
   pictures are those shipped with `tiny-onevision`. About one picture in forty is held out.
 - **Recipe**: `python -m mmaccel.demos.training.canvas.train --output runs/tiny-canvas`, from the weights of
   `tiny-onevision`; seed {seed}, {minutes:g} minutes on 2 cores with bfloat16 arithmetic, {steps:,} steps of 24
@@ -49,7 +49,6 @@ download; it is no general model.
 
 
 def main() -> None:
-    folder = zoo.path("tiny-canvas")
     pipe, processor = zoo.load("tiny-canvas")
     cards, seconds = [], []
     for row in zoo.questions("tiny-canvas", PICTURES, seed=1):
@@ -59,20 +58,8 @@ def main() -> None:
         seconds.append(time.perf_counter() - began)
         big = Image.fromarray(row.frames[0]).resize((256, 256), Image.Resampling.BICUBIC)
         cards.append(pictures.headed(big, told))
-    pictures.sheet(cards, 3).convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
-    (folder / "README.md").write_text(card(pipe, folder, sorted(seconds)[len(seconds) // 2]))
-
-
-def card(pipe, folder: Path, seconds: float) -> str:
-    """The model card."""
-    return CARD.format(
-        **json.loads((folder / "training.json").read_text()),
-        block=pipe.model.block_length,
-        parameters=sum(p.numel() for p in pipe.model.parameters()) / 1e6,
-        megabytes=(folder / "model.safetensors").stat().st_size / 1e6,
-        seconds=seconds,
-        threads=torch.get_num_threads(),
-    )
+    told = {"block": pipe.model.block_length, "seconds": median_high(seconds)}
+    card.write(zoo.path("tiny-canvas"), CARD, [pipe.model], pictures.sheet(cards, 3), **told)
 
 
 if __name__ == "__main__":

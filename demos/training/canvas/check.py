@@ -8,8 +8,8 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.zoo.tiny_onevision import load, sprites_of
+from mmaccel.zoo.worlds import listed_world
 
-from .. import listed_world
 from .shape import BLOCK, START
 
 BATCH = 20

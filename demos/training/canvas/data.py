@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import listed_world
+from mmaccel.zoo.worlds import listed_world
+
 from ..recipe import IGNORED
 
 

@@ -6,8 +6,8 @@ import torch
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
 
 from mmaccel import zoo
+from mmaccel.zoo.worlds import listed_world
 
-from .. import listed_world
 from ..onevision.shape import CHAT_TEMPLATE, SPECIAL_TOKENS, STREAM, rescale
 from ..word_tokenizer import word_tokenizer
 

@@ -7,13 +7,9 @@ Samples are made by the pipeline as `zoo.load` gives it, one per prompt, none pi
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import torch
-
 from mmaccel import zoo
 
+from .. import card
 from ..wan.card import sampled
 from ..wan.train import PROMPTS, contact_sheet
 
@@ -31,7 +27,7 @@ It exists to test and measure acceleration without a download; it is no general 
 ![samples, one per prompt, every tenth frame, none picked](samples.png)
 
 - **Prompts**: as for `tiny-wan`, `zoo.prompts("tiny-far", 8, things=2, moving=0)`.
-- **Data**: drawn by `demos/training/moving_world.py` from Noto Color Emoji (SIL Open Font License 1.1).
+- **Data**: drawn by `mmaccel/zoo/worlds/moving_world.py` from Noto Color Emoji (SIL Open Font License 1.1).
 - **State**: the larger model draws things, backgrounds and motions mostly as told and keeps them over the blocks; what
   should stay is sometimes moved along. The smaller one alone draws things wrong from the first block on, and goes on
   well behind blocks of the larger one.
@@ -48,31 +44,16 @@ It exists to test and measure acceleration without a download; it is no general 
 """
 
 
-def facts(pipeline: Any) -> dict[str, Any]:
-    """What the card tells of both models."""
-    folder = zoo.path("tiny-far")
-    large, small = (json.loads((folder / part / "training.json").read_text()) for part in ("transformer", "draft"))
-    parameters = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (pipeline.transformer, pipeline.draft)]
-    told = {"million": parameters[0], "small": parameters[1], "block": pipeline.transformer.config.chunk_partition[0]}
-    told |= {"small_steps": small["steps"], "loss": large["held_out_loss"], "small_loss": small["held_out_loss"]}
-    told["megabytes"] = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
-    return {**large, **told}
-
-
 def main() -> None:
     pipeline = zoo.load("tiny-far")
     shown, seconds = sampled(pipeline)
     folder = zoo.path("tiny-far")
+    large, small = (card.facts(folder / part) for part in ("transformer", "draft"))
+    told = {"block": pipeline.transformer.config.chunk_partition[0], "frames": shown.shape[1], "size": shown.shape[2]}
+    told |= {"million": card.millions(pipeline.transformer), "small": card.millions(pipeline.draft)}
+    told |= {"small_steps": small["steps"], "loss": large["held_out_loss"], "small_loss": small["held_out_loss"]}
     sheet = contact_sheet(shown[:, ::EVERY], list(PROMPTS))
-    sheet.convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
-    card = CARD.format(
-        **facts(pipeline),
-        frames=shown.shape[1],
-        size=shown.shape[2],
-        seconds=seconds,
-        threads=torch.get_num_threads(),
-    )
-    (folder / "README.md").write_text(card)
+    card.write(folder, CARD, (), sheet, **large, **told, seconds=seconds)
 
 
 if __name__ == "__main__":

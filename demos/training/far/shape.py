@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from diffusers import AnyFlowFARTransformer3DModel, FlowMapEulerDiscreteScheduler, WanTransformer3DModel
 
-from .. import moving_world as world
+from mmaccel.zoo.worlds import moving_world as world
+
 from ..wan.shape import HEADS, HIDDEN, LATENT_CHANNELS, SHIFT, TEXT_WIDTH, initialize
 
 BLOCK = 4  # latent frames that are drawn at a time: their tokens fill whole tiles of the attention

@@ -22,7 +22,7 @@ from mmaccel import zoo
 from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from ..wan.train import CAPTION_DROPOUT
-from ..wan.vae import HELD_OUT
+from ..wan.vae import HELD_OUT, TRAINING, pool
 from . import data, shape
 from .loss import BlockLoss, TrainingAttention
 
@@ -109,7 +109,11 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     begin(args)
     pipeline = zoo.load("tiny-wan").to(args.device)
-    clips = data.pool(pipeline, args.output, args.seed, args.pool, args.workers)
+
+    def encoded() -> tuple[torch.Tensor, list[str]]:
+        return data.encoded_clips(pipeline, TRAINING, args.seed, args.pool, args.workers)
+
+    clips = pool(args.output, encoded, args.device)
     for size in args.sizes:
         train(size, pipeline, clips, args)
 

@@ -7,11 +7,11 @@ Samples are drawn by the model's own `generate`, one per prompt, none picked::
 
 from __future__ import annotations
 
-import json
-
 from mmaccel import zoo
 from mmaccel.files import pictures
 from mmaccel.image import generation
+
+from .. import card
 
 PROMPTS = (
     "big red heart on yellow",
@@ -43,7 +43,7 @@ It exists to test and measure acceleration without a download; it is no general 
 
 - **Prompts**: `[small|big] NAME [on BACKGROUND][, PLACE]`, {names} names, backgrounds {backgrounds}, places {places}.
   Anything else is refused with near words.
-- **Data**: drawn on the fly by `demos/training/emoji_world.py` from Noto Color Emoji (SIL Open Font License 1.1),
+- **Data**: drawn on the fly by `mmaccel/zoo/worlds/emoji_world.py` from Noto Color Emoji (SIL Open Font License 1.1),
   names from the `emoji` package (BSD). Hue, brightness, grain and a few pixels of position vary without being told, so
   that tokens keep real uncertainty. About one scene in forty is held out.
 - **Recipe**: `python -m mmaccel.demos.training.janus.train --output runs/tiny-janus`; seed {seed}; VQ model
@@ -61,20 +61,9 @@ def main() -> None:
     painter = generation.load("tiny-janus")
     painted = painter.paint(painter.target, list(PROMPTS), generation.ImageSettings(seed=0), "samples")
     sheet = [pictures.headed(pictures.enlarged(p), t) for p, t in zip(painted.pictures, PROMPTS, strict=True)]
-    pictures.sheet(sheet, 4).convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
-    facts = json.loads((folder / "training.json").read_text())
-    card = CARD.format(
-        **{
-            **facts,
-            "names": len(facts["names"]),
-            "backgrounds": ", ".join(facts["backgrounds"]),
-            "places": ", ".join(facts["places"]),
-        },
-        guidance=painter.target.generation_config.guidance_scale,
-        parameters=sum(p.numel() for p in painter.target.parameters()) / 1e6,
-        megabytes=(folder / "model.safetensors").stat().st_size / 1e6,
-    )
-    (folder / "README.md").write_text(card)
+    told = {"names": len(card.facts(folder)["names"]), **card.in_words(folder, "backgrounds", "places")}
+    told |= {"guidance": painter.target.generation_config.guidance_scale}
+    card.write(folder, CARD, [painter.target], pictures.sheet(sheet, 4), weights="model.safetensors", **told)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .. import emoji_world as world
+from mmaccel.zoo.worlds import emoji_world as world
 
 
 def draw(
@@ -14,9 +14,8 @@ def draw(
     """A batch of pictures (uint8 `[count, H, W, 3]`) and captions, a pure function of seed and step."""
     rng = np.random.default_rng([seed, step, int(held_out)])
     pictures, captions = [], []
-    while len(pictures) < count:
-        scene = world.random_scene(rng, things)
-        if scene.held_out == held_out:
-            pictures.append(world.render(scene, rng))
-            captions.append(world.caption(scene, rng))
+    for _ in range(count):
+        scene = world.draw_scene(rng, held_out, things)
+        pictures.append(world.render(scene, rng))
+        captions.append(world.caption(scene, rng))
     return torch.from_numpy(np.stack(pictures)), captions

@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import torch
 
-from .. import emoji_world as world
+from mmaccel.zoo.worlds import emoji_world as world
+
 from .shape import build_tokenizer, encode_captions
 
 LONGEST = 16  # words of a caption, with its marks

@@ -11,7 +11,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .. import emoji_world as world
+from mmaccel.zoo.worlds import emoji_world as world
+
 from ..word_tokenizer import word_tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<boi>", "<eoi>", "<image>")

@@ -4,7 +4,7 @@ One command makes the weights from nothing but a font; it is seeded, and goes on
 
     python -m mmaccel.demos.training.janus.train --output runs/tiny-janus
 
-All on pictures drawn on the fly by :mod:`mmaccel.demos.training.emoji_world`: first the VQ model (pixels to 16 x 16
+All on pictures drawn on the fly by :mod:`mmaccel.zoo.worlds.emoji_world`: first the VQ model (pixels to 16 x 16
 codes and back), then the language model over captions and codes, first of all names and then of those it ships.
 """
 
@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from .. import emoji_world as world
+from mmaccel.zoo.worlds import emoji_world as world
+
 from ..checkpoint import Checkpoint, steps
 from ..optimizer import muon_and_adam, trapezoid
 from ..recipe import begin, command_line, step_with, to_pixels
@@ -118,11 +119,10 @@ def reference(model, count: int = 400) -> dict[str, object]:
     """Captions that tell everything, and the codes of their pictures, from scenes never trained on."""
     rng = np.random.default_rng(0)
     pictures, captions = [], []
-    while len(pictures) < count:
-        scene = world.random_scene(rng, world.FEATURED)
-        if scene.held_out:
-            pictures.append(world.render(scene, rng))
-            captions.append(world.caption(scene))
+    for _ in range(count):
+        scene = world.draw_scene(rng, True, world.FEATURED)
+        pictures.append(world.render(scene, rng))
+        captions.append(world.caption(scene))
     pixels = to_pixels(torch.from_numpy(np.stack(pictures)))
     tokens = [model.model.vqmodel.encode(part).image_tokens.view(len(part), -1) for part in pixels.split(50)]
     return {"captions": captions, "tokens": torch.cat(tokens)}

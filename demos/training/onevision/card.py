@@ -7,9 +7,8 @@ Answers are made by the model as `zoo.load` gives it, one held-out clip after th
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
+from statistics import median_high
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from PIL import Image
 from mmaccel import zoo
 from mmaccel.files import pictures
 
+from .. import card
 from ..recipe import to_pixels
 from .shape import STREAM
 
@@ -41,7 +41,7 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Held-out accuracy**: {accuracy[all]:.1%} of lone questions, all tokens kept, bfloat16 matrix products:
   {kinds}.
 - **Names**: {names}. **Motions**: {motions}. **Backgrounds**: {backgrounds}.
-- **Data**: drawn by `demos/training/moving_world.py` and `demos/training/moving_questions.py` from Noto Color Emoji
+- **Data**: drawn by `moving_world.py` and `moving_questions.py` in `mmaccel/zoo/worlds/` from Noto Color Emoji
   (SIL Open Font License 1.1). About one scene in forty is held out. Clips of fewer frames, spread over the whole clip,
   were trained too, at the positions of the whole clip and at positions without gaps, and in the end parts of the
   tokens, drawn in a way of no method in particular, the rest of them dropped or merged, also inside the language
@@ -78,8 +78,23 @@ def main() -> None:
         strip = Image.fromarray(np.concatenate(list(row.frames[list(SHOWN)]), 1))
         doubled = strip.resize((2 * strip.width, 2 * strip.height), Image.Resampling.BICUBIC)
         strips.append(pictures.headed(doubled, f"{row.question} {told}"))
-    pictures.sheet(strips, 1).convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
-    (folder / "README.md").write_text(card(model, folder, sorted(seconds)[len(seconds) // 2]))
+    facts, vision, text = card.facts(folder), model.config.vision_config, model.config.text_config
+    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in facts["accuracy"].items() if kind != "all")
+    card.write(
+        folder,
+        CARD,
+        [model],
+        pictures.sheet(strips, 1),
+        **card.in_words(folder, "names", "motions", "backgrounds"),
+        kinds=kinds,
+        vision_layers=vision.num_hidden_layers,
+        layers=text.num_hidden_layers,
+        width=text.hidden_size,
+        tokens=facts["frames"] * 64 + 1,
+        stream=STREAM,
+        trained_size=STREAM * size_of_tokens(model),
+        seconds=median_high(seconds),
+    )
 
 
 @torch.no_grad()
@@ -87,27 +102,6 @@ def size_of_tokens(model) -> float:
     """Root mean square of the visual tokens of a clip."""
     frames = torch.from_numpy(zoo.questions("tiny-onevision", 1, seed=1)[0].frames)
     return float(model.get_video_features(to_pixels(frames)[None]).pooler_output.square().mean().sqrt())
-
-
-def card(model, folder: Path, seconds: float) -> str:
-    """The model card."""
-    facts = json.loads((folder / "training.json").read_text())
-    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in facts["accuracy"].items() if kind != "all")
-    vision, text = model.config.vision_config, model.config.text_config
-    words = {key: ", ".join(facts[key]) for key in ("names", "motions", "backgrounds")}
-    return CARD.format(
-        **{**facts, **words, "kinds": kinds},
-        parameters=sum(p.numel() for p in model.parameters()) / 1e6,
-        megabytes=(folder / "model.safetensors").stat().st_size / 1e6,
-        vision_layers=vision.num_hidden_layers,
-        layers=text.num_hidden_layers,
-        width=text.hidden_size,
-        tokens=facts["frames"] * 64 + 1,
-        stream=STREAM,
-        trained_size=STREAM * size_of_tokens(model),
-        seconds=seconds,
-        threads=torch.get_num_threads(),
-    )
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from .. import moving_world as world
-from ..moving_questions import Question, choose
+from mmaccel.zoo.worlds import moving_world as world
+from mmaccel.zoo.worlds.moving_questions import Question, choose
+
 from ..recipe import IGNORED
 from .shape import SIDE
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.modeling_utils import AttentionInterface
 
-from ..recipe import IGNORED, to_pixels
+from ..recipe import IGNORED, classified, to_pixels
 from .data import GROUNDS, MOTIONS, THINGS, Batch
 from .shape import SIDE, WIDTH
 from .thinning import joined
@@ -130,7 +130,7 @@ class Trained(torch.nn.Module):
         The second keeps rows and columns in the features, which what stands there does not need.
         """
         normed = self.thing_norm(features[:, :-1])
-        loss, right = _classified(self.thing_head(normed), batch.things.flatten(1))
+        loss, right = classified(self.thing_head(normed), batch.things.flatten(1))
         rows, columns = self.thing_place(normed).float().flatten(0, 1).chunk(2, -1)
         place = torch.arange(len(rows)) % SIDE**2
         where = F.cross_entropy(rows, place // SIDE) + F.cross_entropy(columns, place % SIDE)
@@ -197,11 +197,11 @@ class Trained(torch.nn.Module):
 
     def tracks_loss(self, tracked: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Cross entropy and share of right labels of thing and motion at each visual token."""
-        return _classified(self.track_head(self.track_norm(tracked)), batch.tracks.flatten(1))
+        return classified(self.track_head(self.track_norm(tracked)), batch.tracks.flatten(1))
 
     def asked_loss(self, asked: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The same at the words of a question that mean a thing: they have found it."""
-        return _classified(self.track_head(self.track_norm(asked)), batch.asked.flatten(1))
+        return classified(self.track_head(self.track_norm(asked)), batch.asked.flatten(1))
 
     def words_loss(self, tracked: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The same of what each token shows, which way that goes and when it came, among the model's own words for it.
@@ -211,7 +211,7 @@ class Trained(torch.nn.Module):
         logits = self.model.lm_head(self.track_norm(tracked))
         motions = torch.where(batch.tracks == IGNORED, IGNORED, batch.tracks % len(MOTIONS))
         labels = {"things": batch.things, "motions": motions, "arrivals": batch.arrivals}
-        told = [_classified(logits[..., self.words[kind]], labels[kind].flatten(1)) for kind in labels]
+        told = [classified(logits[..., self.words[kind]], labels[kind].flatten(1)) for kind in labels]
         losses, rights = zip(*told, strict=True)
         return torch.stack(losses).sum(), torch.stack(rights).mean()
 
@@ -251,11 +251,3 @@ def _without(
         return values.gather(1, index.expand(-1, -1, values.shape[2]))
 
     return taken(hidden), (taken(rotary[0]), taken(rotary[1]))
-
-
-def _classified(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    logits, labels = logits.float().flatten(0, 1), labels.flatten()
-    known = labels != IGNORED
-    if not known.any():
-        return logits.sum() * 0, torch.ones(())
-    return F.cross_entropy(logits[known], labels[known]), (logits[known].argmax(-1) == labels[known]).float().mean()

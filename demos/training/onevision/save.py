@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
 
-from .. import moving_world as world
+from mmaccel.zoo.worlds import moving_world as world
+
 from .shape import STREAM, rescale
 
 

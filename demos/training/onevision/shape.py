@@ -11,7 +11,8 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from .. import moving_questions, moving_world
+from mmaccel.zoo.worlds import moving_questions, moving_world
+
 from ..word_tokenizer import word_tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "<|im_start|>", "<|im_end|>", "<unk>", "<image>", "<video>")

@@ -23,8 +23,8 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.zoo.tiny_onevision import load
+from mmaccel.zoo.worlds.moving_world import ONEVISION
 
-from ..moving_world import ONEVISION
 from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape

@@ -4,7 +4,7 @@ One command makes the weights from nothing but a font; it goes on where it stopp
 
     python -m mmaccel.demos.training.onevision.train --output runs/tiny-onevision --minutes 90 --threads 2
 
-All on clips drawn on the fly by :mod:`mmaccel.demos.training.moving_world`. First the vision tower learns what stands
+All on clips drawn on the fly by :mod:`mmaccel.zoo.worlds.moving_world`. First the vision tower learns what stands
 at each token, and in its last layer to look at things, as large towers do. Then it is frozen, and the language model
 learns from many questions a clip, masked from each other, and from a dense label at each visual token (which thing,
 where it goes, when it came) and at each word that means a thing: first on clips of few frames, last on whole ones.
@@ -20,7 +20,8 @@ import json
 import torch
 from tqdm import tqdm
 
-from ..moving_world import ONEVISION, Footage
+from mmaccel.zoo.worlds.moving_world import ONEVISION, Footage
+
 from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape

@@ -7,15 +7,15 @@ Pages are read by the model as `zoo.load` gives it, one held-out page after the 
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
+from statistics import median_high
 
-import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from mmaccel import zoo
 from mmaccel.files import pictures
+
+from .. import card
 
 PAGES = 4
 SIZE = (448, 512)  # of a page on the sheet
@@ -34,7 +34,7 @@ tables, and figures with captions. It exists to test and measure acceleration wi
 - **Held-out accuracy**: {exact[pages]:.1%} of whole pages without a mistake, {exact[lines]:.1%} of lines, and
   {exact[regions]:.1%} of regions read alone from their crops, by its own `generate`; bfloat16 matrix products. Every
   invented name on these pages is one that was never trained on.
-- **Data**: drawn by `demos/training/page_world.py` with the glyphs of DejaVu Sans Mono (free licence of Bitstream
+- **Data**: drawn by `mmaccel/zoo/worlds/page_world.py` with the glyphs of DejaVu Sans Mono (free licence of Bitstream
   Vera), which are shipped as `glyphs.png`. Letters stand on a grid of 8 x 16 pixels, moved by up to one pixel.
 - **Recipe**: `python -m mmaccel.demos.training.reader.train --output runs/tiny-reader`, from nothing; seed {seed},
   {minutes:g} minutes on a shared core with bfloat16 arithmetic, {steps:,} steps. It begins with lone lines and regions,
@@ -46,19 +46,17 @@ tables, and figures with captions. It exists to test and measure acceleration wi
 
 
 def main() -> None:
-    folder = zoo.path("tiny-reader")
     model, processor = zoo.load("tiny-reader")
-    cards, seconds, lengths = [], [], []
+    cards, took = [], []
     for page in zoo.pages("tiny-reader", PAGES, seed=1):
         inputs = processor(images=page.picture)
         began = time.perf_counter()
         tokens = model.generate(**inputs, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-        seconds.append(time.perf_counter() - began)
-        lengths.append(len(tokens))
+        took.append((time.perf_counter() - began, len(tokens)))
         cards.append(_beside(page.picture, processor.tokenizer.decode(tokens, skip_special_tokens=True)))
-    pictures.sheet(cards, 2).convert("P", palette=1, colors=64).save(folder / "samples.png", optimize=True)
-    middle = sorted(range(PAGES), key=seconds.__getitem__)[PAGES // 2]
-    (folder / "README.md").write_text(card(model, folder, seconds[middle], lengths[middle]))
+    seconds, tokens = median_high(took)
+    sheet = pictures.sheet(cards, 2)
+    card.write(zoo.path("tiny-reader"), CARD, [model], sheet, colors=64, seconds=seconds, tokens=tokens)
 
 
 def _beside(picture, text: str) -> Image.Image:
@@ -67,18 +65,6 @@ def _beside(picture, text: str) -> Image.Image:
     both.paste(Image.fromarray(picture).resize(SIZE, Image.Resampling.BICUBIC))
     ImageDraw.Draw(both).text((SIZE[0] + 16, 8), text, (30, 30, 30), ImageFont.load_default(16))
     return both
-
-
-def card(model, folder: Path, seconds: float, tokens: int) -> str:
-    """The model card."""
-    return CARD.format(
-        **json.loads((folder / "training.json").read_text()),
-        parameters=sum(p.numel() for p in model.parameters()) / 1e6,
-        megabytes=(folder / "model.safetensors").stat().st_size / 1e6,
-        seconds=seconds,
-        tokens=tokens,
-        threads=torch.get_num_threads(),
-    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import page_world as world
+from mmaccel.zoo.worlds import page_world as world
+
 from ..recipe import IGNORED
 
 

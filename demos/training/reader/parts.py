@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from transformers import LightOnOcrForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.modeling_utils import AttentionInterface
 
-from ..page_world import CHARACTERS
+from mmaccel.zoo.worlds.page_world import CHARACTERS
+
 from ..recipe import IGNORED, classified
 from .data import Batch
 from .shape import WIDTH

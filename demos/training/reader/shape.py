@@ -13,7 +13,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from ..page_world import CHARACTERS
+from mmaccel.zoo.worlds.page_world import CHARACTERS
 
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<|im_start|>", "<|im_end|>", "<image>", "<image_break>", "<image_end>")
 MARKS = ("\n\n", "\n", "## ", "# ", "![", "](figure)", "---")  # longer ones first

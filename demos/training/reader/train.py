@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .. import page_world as world
+from mmaccel.zoo.worlds import page_world as world
+
 from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape

@@ -7,14 +7,15 @@ Samples are made by the pipeline as `zoo.load` gives it, one per prompt, none pi
 
 from __future__ import annotations
 
-import json
 import time
+from statistics import median_high
 from typing import Any
 
 import torch
 
 from mmaccel import zoo
 
+from .. import card
 from .train import PROMPTS, contact_sheet
 
 CARD = """# tiny-wan
@@ -31,8 +32,8 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Prompts**: `NAME MOTION[, NAME MOTION], BACKGROUND background`; motion and background may be left out.
   Names: {names}. Motions: {motions}. Backgrounds: {backgrounds}. Unknown words are refused with near words.
   `zoo.prompts("tiny-wan", 8, things=2, moving=0)` chooses by how much moves.
-- **Data**: drawn by `demos/training/moving_world.py` from Noto Color Emoji (SIL Open Font License 1.1). Start, hue and
-  grain vary without being told. About one scene in forty is held out.
+- **Data**: drawn by `mmaccel/zoo/worlds/moving_world.py` from Noto Color Emoji (SIL Open Font License 1.1). Start, hue
+  and grain vary without being told. About one scene in forty is held out.
 - **State**: backgrounds and the looks of things are right, and a thing alone mostly moves as told; of two things one
   is sometimes missing or drawn twice, and motions are mixed up. The loss still falls: more minutes mend it.
 - **Recipe**: `python -m mmaccel.demos.training.wan.train --output runs/tiny-wan --compile`; seed {seed};
@@ -55,7 +56,7 @@ def sampled(pipeline: Any) -> tuple[torch.Tensor, float]:
         began = time.perf_counter()
         clips.append(torch.from_numpy(pipeline(prompt, generator=torch.Generator().manual_seed(0)).frames[0]))
         seconds.append(time.perf_counter() - began)
-    return torch.stack(clips), sorted(seconds)[len(seconds) // 2]
+    return torch.stack(clips), median_high(seconds)
 
 
 def main() -> None:
@@ -63,19 +64,10 @@ def main() -> None:
     pipeline = zoo.load("tiny-wan")
     clips, seconds = sampled(pipeline)
     sheet = contact_sheet(clips, list(PROMPTS))
-    sheet.convert("P", palette=1, colors=256).save(folder / "samples.png", optimize=True)
-    facts = json.loads((folder / "training.json").read_text())
-    parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder)
-    card = CARD.format(
-        **{**facts, **{key: ", ".join(facts[key]) for key in ("names", "motions", "backgrounds")}},
-        parameters=sum(p.numel() for part in parts for p in part.parameters()) / 1e6,
-        megabytes=sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6,
-        layers=pipeline.transformer.config.num_layers,
-        width=pipeline.transformer.config.num_attention_heads * pipeline.transformer.config.attention_head_dim,
-        seconds=seconds,
-        threads=torch.get_num_threads(),
-    )
-    (folder / "README.md").write_text(card)
+    config = pipeline.transformer.config
+    told = {"layers": config.num_layers, "width": config.num_attention_heads * config.attention_head_dim}
+    told |= {"seconds": seconds, **card.in_words(folder, "names", "motions", "backgrounds")}
+    card.write(folder, CARD, (pipeline.transformer, pipeline.vae, pipeline.text_encoder), sheet, **told)
 
 
 if __name__ == "__main__":

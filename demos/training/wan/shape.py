@@ -6,7 +6,9 @@ import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-from .. import moving_world as world
+from mmaccel.zoo.worlds import moving_world as world
+
+from .. import recipe
 from ..word_tokenizer import word_tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
@@ -124,4 +126,4 @@ def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
 
 def to_pixels(frames: torch.Tensor) -> torch.Tensor:
     """uint8 `[B, T, H, W, 3]` to the model's float `[B, 3, T, H, W]` in [-1, 1]."""
-    return frames.permute(0, 4, 1, 2, 3).float() / 127.5 - 1
+    return recipe.to_pixels(frames).transpose(1, 2)

@@ -4,7 +4,7 @@ One command makes the weights from nothing but a font; it goes on where it stopp
 
     python -m mmaccel.demos.training.wan.train --output runs/tiny-wan
 
-All on clips drawn by :mod:`mmaccel.demos.training.moving_world`: first the video autoencoder, then a pool of clips is
+All on clips drawn by :mod:`mmaccel.zoo.worlds.moving_world`: first the video autoencoder, then a pool of clips is
 encoded once, then the transformer and its text encoder learn flow matching on it, first on the beginnings of clips (a
 third of the tokens), then on these and whole ones in turn, last on whole ones. Data are seeded; how many steps fit into
 the minutes depends on the machine.
@@ -21,16 +21,15 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKLWan, WanPipeline
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from mmaccel.files import pictures
+from mmaccel.zoo.worlds import moving_world as world
 
-from .. import moving_world as world
 from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from . import shape
 from .parts import TrainingAttention, flow_loss
-from .vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, train_vae
+from .vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, pool, train_vae
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 SHORT_FRAMES = 3  # latent frames of the beginning of a clip: things and captions, at a third of the tokens
@@ -66,19 +65,9 @@ def trained_vae(args: argparse.Namespace) -> AutoencoderKLWan:
     return vae
 
 
-def pool(vae: AutoencoderKLWan, args: argparse.Namespace) -> tuple[torch.Tensor, list[str]]:
-    """The clips to train on, encoded once and kept beside the checkpoints."""
-    path, words = args.output / "pool.safetensors", args.output / "pool.json"
-    if not words.is_file():
-        latents, captions = encoded_clips(vae, TRAINING, args.seed, args.pool)
-        save_file({"latents": latents}, path)
-        words.write_text(json.dumps(captions))
-    return load_file(path)["latents"], json.loads(words.read_text())
-
-
 def train_transformer(module: torch.nn.Module, pipeline: WanPipeline, average: Average, args) -> int:
     """Transformer and text encoder together; returns the number of steps."""
-    latents, captions = pool(pipeline.vae, args)
+    latents, captions = pool(args.output, lambda: encoded_clips(pipeline.vae, TRAINING, args.seed, args.pool))
     optimizers = optimizers_of(module, blocks=(".blocks.",))
     stage = Stage("transformer", module, optimizers, args.minutes, args.output, average)
     TrainingAttention.put_on(module.transformer, args.compile)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import patchify, unpatchify
+from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from .. import moving_world as world
+from mmaccel.zoo.worlds import moving_world as world
+
 from ..checkpoint import Checkpoint
 from ..janus.vq import picture_loss
 from ..optimizer import Muon, trapezoid
@@ -21,12 +26,13 @@ from .shape import to_pixels
 
 KL_WEIGHT = 2e-3
 TRAINING, HELD_OUT = 0, 1  # streams of seeds
+CLIPS = 8  # encoded at a time
 
 
-def draw(stream: int, seed: int, first: int, count: int) -> list[world.Clip]:
+def draw(stream: int, seed: int, first: int, count: int, footage: world.Footage = world.WAN) -> list[world.Clip]:
     """Clips `first` to `first + count` of a stream; those to train on have captions that leave out a tenth."""
     held_out = stream == HELD_OUT
-    return [world.draw_clip([stream, seed, i], held_out, full_caption=held_out) for i in range(first, first + count)]
+    return [world.draw_clip([stream, seed, i], held_out, held_out, footage) for i in range(first, first + count)]
 
 
 def pixels_of(clips: list[world.Clip]) -> torch.Tensor:
@@ -108,13 +114,43 @@ def measure_latents(vae: AutoencoderKLWan, seed: int) -> None:
     vae.register_to_config(latents_mean=mean.tolist(), latents_std=deviation.clamp(min=0.2).tolist())
 
 
+class Clips(Dataset):
+    """Clip by number: frames `[T, H, W, 3]` and a caption, a pure function of stream, seed and number."""
+
+    def __init__(self, stream: int, seed: int, count: int, footage: world.Footage) -> None:
+        self.stream, self.seed, self.count, self.footage = stream, seed, count, footage
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, str]:
+        (clip,) = draw(self.stream, self.seed, number, 1, self.footage)
+        return clip.frames, clip.caption
+
+
 @torch.no_grad()
-def encoded_clips(vae: AutoencoderKLWan, stream: int, seed: int, count: int) -> tuple[torch.Tensor, list[str]]:
-    """Normalised latents `[count, C, T, H, W]` in float16, and captions."""
-    mean, deviation = (torch.tensor(x).view(-1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
+def encoded_clips(
+    vae: AutoencoderKLWan, stream: int, seed: int, count: int, footage: world.Footage = world.WAN, workers: int = 0
+) -> tuple[torch.Tensor, list[str]]:
+    """Normalised latents `[count, C, T, H, W]` in float16 on the autoencoder's device, and captions."""
+    mean, deviation = (
+        torch.tensor(x, device=vae.device).view(-1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std)
+    )
     latents, captions = [], []
-    for first in tqdm(range(0, count, 8), desc="encode", mininterval=5, ncols=100):
-        clips = draw(stream, seed, first, 8)
-        latents.append(((encode(vae, pixels_of(clips)).chunk(2, 1)[0] - mean) / deviation).half())
-        captions += [clip.caption for clip in clips]
-    return torch.cat(latents)[:count], captions[:count]
+    loader = DataLoader(Clips(stream, seed, count, footage), batch_size=CLIPS, num_workers=workers)
+    for frames, words in tqdm(loader, desc="encode", mininterval=5, ncols=100):
+        latents.append(((encode(vae, to_pixels(frames.to(vae.device))).chunk(2, 1)[0] - mean) / deviation).half())
+        captions += words
+    return torch.cat(latents), captions
+
+
+def pool(
+    folder: Path, make: Callable[[], tuple[torch.Tensor, list[str]]], device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, list[str]]:
+    """The latents and captions to train on, made once and kept beside the checkpoints."""
+    path, words = folder / "pool.safetensors", folder / "pool.json"
+    if not words.is_file():
+        latents, captions = make()
+        save_file({"latents": latents.contiguous()}, path)
+        words.write_text(json.dumps(captions))
+    return load_file(path, device=str(device))["latents"], json.loads(words.read_text())

@@ -18,7 +18,7 @@ State = Any  # of a source, at a node of a draft
 Guess = tuple[int, Hashable, State]  # a token, its kind, and the state behind it
 Context = tuple[int, ...]  # the last tokens of a text, or of a path of a draft
 Known = dict[Context, "tuple[array[int], array[float]]"]  # tokens after it, and their probabilities
-REMEMBER = 65_536  # contexts of which successors are kept
+REMEMBER = 65_536  # contexts of which successors are kept, the newest
 LEVELS = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of probability, the first is the least that counts
 KEEPS = {1: 0.5, 2: 0.7, 3: 0.8, 4: 0.8}  # of its probability, elsewhere, by equal tokens before
 PLACES = {0: 0.5, 1: 0.15, 2: 0.03}  # and of that of a token to win a draw, by those that are faster
@@ -73,8 +73,6 @@ class Successors:
         Tokens that are never proposed.
     longest
         Most tokens that must be equal.
-    remember
-        Contexts that are kept, the newest; default 65,536, of which :func:`successors_bytes` tells the bytes.
     dice
         Of a sampled text.
 
@@ -87,16 +85,8 @@ class Successors:
     [5, 6]
     """
 
-    def __init__(
-        self,
-        known: Known,
-        forbidden: frozenset[int],
-        longest: int = 1,
-        remember: int = REMEMBER,
-        dice: Dice | None = None,
-    ) -> None:
-        self.known, self.forbidden, self.longest, self.remember = known, forbidden, longest, remember
-        self.dice = dice
+    def __init__(self, known: Known, forbidden: frozenset[int], longest: int = 1, dice: Dice | None = None) -> None:
+        self.known, self.forbidden, self.longest, self.dice = known, forbidden, longest, dice
         self._end: Context = ()
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -133,7 +123,7 @@ class Successors:
             for length in range(1, 1 + min(self.longest, len(end))):
                 self.known.pop(end[-length:], None)  # so that the newest stand last
                 self.known[end[-length:]] = shares
-        while len(self.known) > self.remember:
+        while len(self.known) > REMEMBER:
             del self.known[next(iter(self.known))]
         self._end = (*self._end, *tokens)[-self.longest :]
 

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from .eagle_steps import HeadStep, HeadSteps
 
 T = TypeVar("T")
-
-
-class BatchStepper(Protocol):
-    """Takes steps for several texts at once."""
-
-    def take(self, steps: Sequence[Any]) -> None:
-        """Take the steps; each is told what it found."""
-
-
-class Step(Protocol):
-    """What a drafter waits for."""
-
-    @property
-    def stepper(self) -> BatchStepper:
-        """What takes it."""
-
-
-Waiting = Generator[Step, None, T]
+Waiting = Generator["HeadStep", None, T]
 
 
 def together(drafting: Sequence[Waiting[T]]) -> list[T]:
@@ -47,7 +33,7 @@ def together(drafting: Sequence[Waiting[T]]) -> list[T]:
     """
     found: dict[int, T] = {}
     while len(found) < len(drafting):
-        waiting: dict[BatchStepper, list[Step]] = {}
+        waiting: dict[HeadSteps, list[HeadStep]] = {}
         for number, each in enumerate(drafting):
             if number in found:
                 continue

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel import private
-from mmaccel.patching import attention_layers
+from mmaccel.patching import attending, attention_layers
 
 KINDS = {"sliding_attention", "full_attention"}  # of layers, as configurations name them
 
@@ -119,8 +119,15 @@ def _sliding(layers: list[Any]) -> dict[int, Any]:
 def own_attention(model: Any) -> list[Any]:
     """The self-attention layers of a decoder that attend by torch's own function, and may be given another.
 
-    None that is compiled, or a part of what is: another function in each call would compile it anew.
+    None that is compiled, or a part of what is: another function in each call would compile it anew. One that another
+    method attends in is of these where that has a part in prompts alone, such as ``SparsePrefill``.
     """
     compiled = {part for module in model.modules() if private.runs_compiled(module) for part in module.modules()}
     layers = [layer for layer in attention_layers(model.get_decoder()) if layer not in compiled]
-    return [layer for layer in layers if private.attention_name(layer.config) == "sdpa"]
+    return [layer for layer in layers if _steps_by(layer) == "sdpa"]
+
+
+def _steps_by(layer: Any) -> str | None:
+    """The attention function by which a layer reads what comes after the prompt."""
+    on_prompts_alone = getattr(attending(layer), "prompts_only", False)
+    return private.attention_name(private.plain_config(layer.config) if on_prompts_alone else layer.config)

@@ -17,13 +17,12 @@ Example
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .emoji_world import IMAGE_SIZE, paper, paste, sprite
+from .emoji_world import IMAGE_SIZE, kept_out, paper, paste, sprite
 
 NAMES = (
     "rocket",
@@ -110,9 +109,7 @@ class MovingScene:
     @property
     def held_out(self) -> bool:
         """About one scene in forty is never trained on."""
-        facts = repr(self).partition("(")[2]  # without the name of the class, which may change
-        digest = hashlib.sha256(f"Scene({facts}".encode()).digest()
-        return digest[0] < 6
+        return kept_out("Scene(" + repr(self).partition("(")[2])  # whatever the class is called
 
 
 @dataclass(frozen=True, eq=False)

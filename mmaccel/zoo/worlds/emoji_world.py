@@ -67,6 +67,11 @@ GRAIN, TURN = 0.022, 0.06  # deviations of the paper's grain, and of hue in radi
 GAIN = (0.94, 1.06)  # brightness of a thing
 
 
+def kept_out(facts: str) -> bool:
+    """Whether a scene of these facts is never trained on, as about one in forty."""
+    return hashlib.sha256(facts.encode()).digest()[0] < 6
+
+
 @dataclass(frozen=True)
 class EmojiScene:
     """What a caption can tell about one picture."""
@@ -79,9 +84,7 @@ class EmojiScene:
     @property
     def held_out(self) -> bool:
         """About one scene in forty is never trained on."""
-        facts = repr(self).partition("(")[2]  # without the name of the class, which may change
-        digest = hashlib.sha256(f"Scene({facts}".encode()).digest()
-        return digest[0] < 6
+        return kept_out("Scene(" + repr(self).partition("(")[2])  # whatever the class is called
 
 
 @functools.cache
@@ -110,6 +113,13 @@ def random_scene(rng: np.random.Generator, things: tuple[str, ...] | None = None
         background=str(rng.choice(list(BACKGROUNDS))),
         place=str(rng.choice(PLACES)) if size == "small" else "center",
     )
+
+
+def draw_scene(rng: np.random.Generator, held_out: bool, things: tuple[str, ...] | None = None) -> EmojiScene:
+    """As :func:`random_scene`, one to train on or, `held_out`, one never trained on."""
+    while (scene := random_scene(rng, things)).held_out != held_out:
+        pass
+    return scene
 
 
 def caption(scene: EmojiScene, rng: np.random.Generator | None = None) -> str:

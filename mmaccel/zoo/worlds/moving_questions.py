@@ -5,7 +5,7 @@ two things do.
 
 Example
 -------
->>> from mmaccel.demos import moving_world
+>>> from mmaccel.zoo.worlds import moving_world
 >>> clip = moving_world.draw_clip(7)
 >>> [(q.text, q.answer) for q in questions(clip) if q.kind == "motion"]
 [('which way does the banana go?', 'nowhere'), ('which way does the christmas tree go?', 'up')]
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .moving_world import BACKGROUNDS, IMAGE_SIZE, MOTIONS, NAMES, SPRITE_SIZE, Actor, Clip
+from .emoji_world import IMAGE_SIZE
+from .moving_world import BACKGROUNDS, MOTIONS, NAMES, SPRITE_SIZE, Actor, Clip
 
 COUNTS = ("one", "two", "three")
 NOTHING = "nothing"

@@ -36,7 +36,7 @@ Place = tuple[int, int]  # row and column of a letter
 
 
 @dataclass
-class Region:
+class PageRegion:
     """A part of a page: its kind, and what it says piece by piece.
 
     A piece is a text and where its first letter is printed; None for marks of Markdown, which are not printed.
@@ -72,7 +72,7 @@ class Page:
     """One drawn page, uint8 `[H, W, 3]`, and its regions in reading order."""
 
     picture: np.ndarray
-    regions: tuple[Region, ...]
+    regions: tuple[PageRegion, ...]
 
     @property
     def text(self) -> str:
@@ -109,10 +109,10 @@ def draw_page(
     return Page(_printed(rng, glyphs, regions, rows, columns), tuple(regions))
 
 
-def _layout(rng: np.random.Generator, words: Iterator[str], rows: int, columns: int) -> list[Region]:
+def _layout(rng: np.random.Generator, words: Iterator[str], rows: int, columns: int) -> list[PageRegion]:
     """Regions from top to bottom, one empty row between them."""
     row, left = int(rng.integers(2)), int(rng.integers(1, 3))
-    regions: list[Region] = []
+    regions: list[PageRegion] = []
     if rng.random() < 0.8:
         regions.append(_title(rng, words, row, left, 1, columns - 1))
         row += 2
@@ -125,9 +125,9 @@ def _layout(rng: np.random.Generator, words: Iterator[str], rows: int, columns: 
 
 def _region(
     rng: np.random.Generator, words: Iterator[str], row: int, left: int, room: int, right: int, before: int = 0
-) -> Region:
+) -> PageRegion:
     """One that fits between `left` and `right`, with at most `room` rows."""
-    kinds: list[tuple[Callable[..., Region], float]] = [(_paragraph, 4), (_list, 2), (_heading, 2)]
+    kinds: list[tuple[Callable[..., PageRegion], float]] = [(_paragraph, 4), (_list, 2), (_heading, 2)]
     if room >= 2 and right - left >= 17:
         kinds.append((_table, 2.5))
     if room >= FIGURE_ROWS + 1 and right - left >= 18 and before < 2:
@@ -150,17 +150,19 @@ def _said(words: Iterator[str], width: int, most: int = 9) -> str:
     return line
 
 
-def _title(rng, words, row, left, room, right) -> Region:
-    return Region("title", [("# ", None), (_upper(_said(words, right - left, 4)), (row, left))])
+def _title(rng: np.random.Generator, words: Iterator[str], row: int, left: int, room: int, right: int) -> PageRegion:
+    return PageRegion("title", [("# ", None), (_upper(_said(words, right - left, 4)), (row, left))])
 
 
-def _heading(rng, words, row, left, room, right) -> Region:
-    return Region("heading", [("## ", None), (_upper(_said(words, right - left, 4)), (row, left))])
+def _heading(rng: np.random.Generator, words: Iterator[str], row: int, left: int, room: int, right: int) -> PageRegion:
+    return PageRegion("heading", [("## ", None), (_upper(_said(words, right - left, 4)), (row, left))])
 
 
-def _paragraph(rng, words, row, left, room, right) -> Region:
+def _paragraph(
+    rng: np.random.Generator, words: Iterator[str], row: int, left: int, room: int, right: int
+) -> PageRegion:
     """Lines of words, the last of them short, with the marks of sentences."""
-    region = Region("paragraph")
+    region = PageRegion("paragraph")
     count = int(rng.integers(1, 1 + min(5, room)))
     upper = True
     for i in range(count):
@@ -176,8 +178,8 @@ def _paragraph(rng, words, row, left, room, right) -> Region:
     return region
 
 
-def _list(rng, words, row, left, room, right) -> Region:
-    region = Region("list")
+def _list(rng: np.random.Generator, words: Iterator[str], row: int, left: int, room: int, right: int) -> PageRegion:
+    region = PageRegion("list")
     for i in range(int(rng.integers(1, 1 + min(4, room)))):
         region.pieces.append(("\n- " if i else "- ", None))
         region.pieces.append((_said(words, right - left - 2, 4), (row + i, left + 2)))
@@ -185,13 +187,13 @@ def _list(rng, words, row, left, room, right) -> Region:
     return region
 
 
-def _table(rng, words, row, left, room, right) -> Region:
+def _table(rng: np.random.Generator, words: Iterator[str], row: int, left: int, room: int, right: int) -> PageRegion:
     """A row of names, and rows of a word and of numbers."""
     count = int(rng.integers(2, 4)) if right - left >= 24 else 2
     lines = int(rng.integers(2, 1 + min(5, room)))
     widths = [9, 6, 6][:count]
     starts = [left + 1 + sum(widths[:i]) + i for i in range(count)]
-    region = Region("table")
+    region = PageRegion("table")
     for i in range(lines):
         for j in range(count):
             said = _said(words, widths[j] - 1, 1) if i == 0 or j == 0 else _number(rng)
@@ -205,13 +207,13 @@ def _table(rng, words, row, left, room, right) -> Region:
     return region
 
 
-def _figure(rng, words, row, left, room, right) -> Region:
+def _figure(rng: np.random.Generator, words: Iterator[str], row: int, left: int, room: int, right: int) -> PageRegion:
     """A picture, and its caption below."""
     kind = FIGURES[rng.integers(len(FIGURES))]
     caption = f"Figure {rng.integers(1, 10)}: {_said(words, right - left - 10, 3)}"
     place = (row, left + int(rng.integers(0, right - left - FIGURE_COLUMNS + 1)) // 2 * 2)
     pieces = [(f"![{kind}](figure)\n", None), (caption, (row + FIGURE_ROWS, left))]
-    return Region("figure", pieces, figure=(kind, place))
+    return PageRegion("figure", pieces, figure=(kind, place))
 
 
 def _number(rng: np.random.Generator) -> str:
@@ -224,7 +226,7 @@ def _upper(text: str) -> str:
 
 
 def _printed(
-    rng: np.random.Generator, glyphs: np.ndarray, regions: list[Region], rows: int, columns: int
+    rng: np.random.Generator, glyphs: np.ndarray, regions: list[PageRegion], rows: int, columns: int
 ) -> np.ndarray:
     """The picture: ink on paper, moved by up to a pixel, with a little noise."""
     paper, ink = np.array(PAPERS[rng.integers(len(PAPERS))]), np.array(INKS[rng.integers(len(INKS))])

@@ -14,14 +14,13 @@ Example
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from .emoji_world import IMAGE_SIZE, paper, paste, sprite
+from .emoji_world import IMAGE_SIZE, kept_out, paper, paste, sprite
 from .moving_world import BACKGROUNDS, NAMES, SPRITE_SIZE
 
 NUMBERS = ("one", "two", "three", "four")
@@ -87,7 +86,7 @@ def _cards(rng: np.random.Generator) -> tuple[Card, ...]:
 
 
 def _is_held_out(cards: tuple[Card, ...]) -> bool:
-    return hashlib.sha256(" ".join(map(str, cards)).encode()).digest()[0] < 6
+    return kept_out(" ".join(map(str, cards)))
 
 
 def _small(picture: np.ndarray) -> np.ndarray:

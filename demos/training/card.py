@@ -1,0 +1,62 @@
+"""Write the model card of a shipped model, with a sheet of samples, beside its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+
+def write(
+    folder: Path,
+    text: str,
+    parts: Sequence[torch.nn.Module],
+    sheet: Image.Image,
+    colors: int = 256,
+    weights: str = "*.safetensors",
+    **told: Any,
+) -> None:
+    """Write `samples.png` and `README.md`.
+
+    Parameters
+    ----------
+    folder
+        Of the model, with its `training.json`.
+    text
+        The card, to be filled with what the recipe noted there, the millions of parameters, the megabytes, the
+        threads, and what is `told`, which goes before all these.
+    parts
+        The modules whose parameters are counted.
+    sheet
+        The samples, saved with so many `colors`.
+    weights
+        Which files in the folder are counted.
+    """
+    sheet.convert("P", palette=1, colors=colors).save(folder / "samples.png", optimize=True)
+    counted = {
+        "parameters": sum(map(millions, parts)),
+        "megabytes": sum(file.stat().st_size for file in folder.rglob(weights)) / 1e6,
+        "threads": torch.get_num_threads(),
+    }
+    (folder / "README.md").write_text(text.format(**{**facts(folder), **counted, **told}))
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """What the recipe noted of a model, or of a part of one."""
+    noted: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    return noted
+
+
+def millions(part: torch.nn.Module) -> float:
+    """Its parameters."""
+    return sum(parameter.numel() for parameter in part.parameters()) / 1e6
+
+
+def in_words(folder: Path, *names: str) -> dict[str, str]:
+    """Lists among these facts, as the card tells them."""
+    noted = facts(folder)
+    return {name: ", ".join(noted[name]) for name in names}

@@ -1,0 +1,33 @@
+"""How languages are spelled."""
+
+from __future__ import annotations
+
+AUTO = "auto"  # the language that asks the model which one it hears
+
+
+def language_code(language: str) -> str:
+    """``"de"`` for ``"german"``, ``"de-DE"`` or ``"<|de|>"``; what names no language stays.
+
+    Examples
+    --------
+    >>> language_code("German"), language_code("pt-BR"), language_code("xx")
+    ('de', 'pt', 'xx')
+    """
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # brings the tokenizers along
+
+    name = language.lower().strip("<|>")
+    without_region = name.replace("_", "-").partition("-")[0]
+    return str(TO_LANGUAGE_CODE.get(name) or TO_LANGUAGE_CODE.get(without_region, without_region))
+
+
+def language_name(code: str) -> str:
+    """``"german"`` for ``"de"``; empty where there is none.
+
+    Examples
+    --------
+    >>> language_name("de"), language_name("xx")
+    ('german', '')
+    """
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    return str(LANGUAGES.get(code, ""))
