@@ -9,14 +9,13 @@ import functools
 import inspect
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from . import private
 from .forwards import BELOW_HOOK, FORWARD, forward_place, forward_places
@@ -32,7 +31,9 @@ After = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "cache")
 
 _numbers = itertools.count()
-_attending: dict[str, Callable[..., Any]] = {}  # what intercept_attention routes through, by its name in the table
+# What intercept_attention routes through, by its name in transformers' table. Weak, since a model that is dropped
+# together with its session would live on in what is global; parts that outlive it run plainly.
+_routed: weakref.WeakValueDictionary[str, functools.partial[Any]] = weakref.WeakValueDictionary()
 
 
 def override(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -256,55 +257,28 @@ def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], at
             names[asked] = name = f"mmaccel_{next(_numbers)}"
             routed = functools.partial(attend, private.attention_function(asked, module))
             plain = private.attention_name(private.plain_config(config))
-            private.register_attention(name, functools.partial(_unless_switched, plain, routed))
-            stack.callback(private.unregister_attention, name)
-            _attending[name] = attend
-            stack.callback(_attending.pop, name)
+            private.register_attention(name, functools.partial(_unless_switched, plain, name))
+            _routed[name] = routed
+            stack.callback(_unregister, name, routed)
         override(stack, module, "config", private.with_attention(config, names[asked]))
+
+
+def _unregister(name: str, routed: Callable[..., Any]) -> None:
+    """Take a name off the table; the stack that will call this keeps what the name stands for."""
+    private.unregister_attention(name)
 
 
 def attending(module: Any) -> Callable[..., Any] | None:
     """What :func:`intercept_attention` routes the attention of a module through now; None for its own."""
-    return _attending.get(private.attention_name(module.config) or "")
+    routed = _routed.get(private.attention_name(module.config) or "")
+    return None if routed is None else routed.func
 
 
-def _unless_switched(plain: str | None, routed: Callable[..., Any], module: Any, *given: Any, **more: Any) -> Any:
-    """Attention by `routed`, or by what the model was set to since its own was `plain`."""
-    name = private.attention_name(config := private.plain_config(module.config))
-    if name == plain:
+def _unless_switched(plain: str | None, own: str, module: Any, *given: Any, **more: Any) -> Any:
+    """Attention by what is routed by its `own` name, or by what the model was set to since its own was `plain`."""
+    name, routed = private.attention_name(config := private.plain_config(module.config)), _routed.get(own)
+    if name == plain and routed is not None:
         return routed(module, *given, **more)
     with ExitStack() as stack:
         override(stack, module, "config", config)  # whose name flash attention goes by
         return private.attention_function(name, module)(module, *given, **more)
-
-
-class AttentionMode(TorchFunctionMode):
-    """While entered, `scaled_dot_product_attention` goes through `attend(original, *args, **kwargs)`."""
-
-    def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.attend = attend
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is scaled_dot_product_attention:
-            return self.attend(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def intercept_sdpa(
-    stack: ExitStack, module: torch.nn.Module, attend: Callable[..., torch.Tensor], before: Before | None = None
-) -> None:
-    """Route the `scaled_dot_product_attention` within one module's forward through `attend`, until `stack` closes.
-
-    For models without transformers' table, such as those of diffusers. A `forward` on the instance and torch's own
-    function mode: no processor is replaced, and other instances of the class, also in other threads, never notice.
-    `before(module, args, kwargs)` is called first.
-    """
-
-    def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if before is not None:
-            before(module, args, kwargs)
-        with AttentionMode(attend):
-            return original(*args, **kwargs)
-
-    wrap_forward(stack, module, forward)

@@ -30,6 +30,7 @@ from mmaccel.plan import Plan
 from mmaccel.report import Report
 from mmaccel.session import Session
 from mmaccel.speech.stream.stats import StreamStats
+from mmaccel.testing import contract
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.tuning.tune import Tuning
 from mmaccel.video import EasyCache
@@ -420,11 +421,19 @@ def test_a_dropped_session_keeps_working(janus):
         assert fast.active
 
 
-def test_model_and_session_are_freed_together():
-    model, _ = examples.janus()
-    session = mmaccel.accelerate(model, FAST)
+@pytest.mark.parametrize(
+    "name",
+    ("image.SpeculativeJacobi", "canvas.WindowDiffusion", "canvas.PrefixCache", "vlm.SelectKV", "vlm.SuffixDecoding"),
+)
+def test_model_and_session_are_freed_together(name):
+    method = mmaccel.get_method(name)
+    known = contract.examples(name.partition(".")[0])
+    example = next(one for one in known if method.families is None or one.adapter_family in method.families)
+    model, arguments = example.build()
+    session = mmaccel.accelerate(model, method(**example.settings(method.engaging)))
+    example.run(session, arguments)
     gone = weakref.ref(model), weakref.ref(session)
-    del model, session
+    del model, session, arguments
     gc.collect()
     assert gone[0]() is None and gone[1]() is None
 

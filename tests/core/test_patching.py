@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import gc
 import pickle
 import threading
+import weakref
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
@@ -22,7 +24,6 @@ from mmaccel.patching import (
     attention_layers,
     hook,
     intercept_attention,
-    intercept_sdpa,
     override,
     wrap_forward,
     wrap_generate,
@@ -31,6 +32,7 @@ from mmaccel.patching import (
 from mmaccel.plan import Plan
 from mmaccel.session import Session
 from mmaccel.testing.snapshot import snapshot
+from mmaccel.video.blocks.sdpa import intercept_sdpa
 from mmaccel.vlm import examples
 
 
@@ -160,6 +162,21 @@ def test_a_copy_made_while_attention_is_routed_is_plain():
     for copied in (*copies, model):
         assert torch.equal(copied(ids).logits, plain)
         assert len({id(part.config) for part in copied.modules() if hasattr(part, "config")}) == 1
+
+
+def test_the_table_of_attention_functions_keeps_nothing_alive():
+    model, arguments = examples.llama()
+    ids, stack, kept = arguments()["input_ids"], ExitStack(), torch.zeros(1)
+    plain, gone = model(ids).logits, weakref.ref(kept)
+
+    def doubling(original, *given, kept=kept, **more):
+        return original(*given, **more)[0] * 2 + kept, None
+
+    intercept_attention(stack, attention_layers(model), doubling)
+    assert not torch.equal(model(ids).logits, plain)
+    del doubling, kept, stack
+    gc.collect()
+    assert gone() is None and torch.equal(model(ids).logits, plain), "what outlives its session runs plainly"
 
 
 def test_what_is_removed_from_below_leaves_nothing():

@@ -16,7 +16,6 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import BlockPlan, policies
 from mmaccel.kernels.policies.prefill.pooled_top_k import blocks_of_row
 from mmaccel.method import Advice, is_count, is_share
-from mmaccel.patching import intercept_sdpa
 from mmaccel.registry import register
 
 from ..families.adapter import (
@@ -29,6 +28,7 @@ from ..families.adapter import (
 )
 from ..families.compiled import AGAIN, refuse_compiled
 from ..families.families import FAMILIES, arguments
+from .sdpa import intercept_sdpa
 
 BLOCK = 64
 BLOCK_POLICIES = ("pooled_top_k", "pooled_top_p", "sparge")

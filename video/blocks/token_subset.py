@@ -12,10 +12,10 @@ import torch
 from mmaccel.cache import BranchCache
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.forwards import diffusers_hooks
-from mmaccel.patching import AttentionMode
 
 from ..families.compiled import refuse_compiled
 from ..families.families import FAMILIES, Family, divisible_family, why_indivisible
+from .sdpa import AttentionMode
 
 Forward = Callable[..., Any]
 READS = (
