@@ -79,7 +79,7 @@ def _qwen() -> str:
     assert questions and ours["speedup"] == row["speedup"] and plain["quality"] == row["baseline_quality"]
     return _filled(
         f"The first token comes **{row['speedup']:.1f}x** sooner on `tiny-onevision` ({row['first_token_speedup']:.1f}x"
-        f" without the vision tower), and {row['quality']:.0%} of {questions[0]} questions about brief events are"
+        f" not counting the vision tower), and {row['quality']:.0%} of {questions[0]} questions about brief events are"
         f" answered right ({row['quality_worst']:.0%} of the worst kind), {plain['quality']:.0%}"
         f" ({plain['quality_worst']:.0%}) by the plain model.",
         f"Reading every 2nd frame alone: {second['speedup']:.1f}x and {second['quality']:.0%}"

@@ -95,6 +95,8 @@ class GeneratedTexts:
             text.longest = positions - length + self.start
         prefix = "" if self.is_decoder else "decoder_"
         self._mask, self._places = f"{prefix}attention_mask", f"{prefix}position_ids"
+        self._more: dict[str, Any] = {}  # arguments of all passes over several texts, but for these two
+        self._takes_bool = True  # as a mask
 
     @property
     def room(self) -> int:
@@ -160,11 +162,7 @@ class GeneratedTexts:
         mask = self._shaped(self.slots.mask(drafts.rows, depths))
         places = self._next + depths
         self._attention.expect(mask, places, self.slots)
-        kwargs = {
-            **private.kwargs_after(self.model, self.kwargs, 1),
-            self._mask: mask,
-            self._places: places,
-        }
+        kwargs = {**self._more, self._mask: mask, self._places: places}
         for name in ("token_type_ids", "mm_token_type_ids"):  # of the text, all as of its next token
             if kwargs.get(name) is not None:
                 kwargs[name] = kwargs[name][:, -1:].expand(-1, fed.shape[1])
@@ -172,9 +170,7 @@ class GeneratedTexts:
 
     def _shaped(self, allowed: torch.Tensor) -> torch.Tensor:
         """A mask as the model's attention takes it."""
-        if private.attention_name(self.model.config.get_text_config(decoder=True)) == "sdpa":
-            return allowed
-        return additive(allowed, self.model.dtype)
+        return allowed if self._takes_bool else additive(allowed, self.model.dtype)
 
     def _prepared(self, fed: torch.Tensor, count: int | None, keep: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Inputs of a pass over the last `count` of the tokens, with logits of the last `keep`."""
@@ -195,6 +191,8 @@ class GeneratedTexts:
         held, mask, places = self.cache.get_seq_length(), self.kwargs.get(self._mask), inputs.get(self._places)
         seen = torch.ones(len(self.texts), held) if mask is None else mask[:, :held]
         config = self.model.config.get_text_config(decoder=True)
+        self._takes_bool = private.attention_name(config) == "sdpa"
+        self._more = private.kwargs_after(self.model, self.kwargs, 1)
         self.slots = Slots(self.cache, config, seen.to(self.device))
         last = torch.full((len(self.texts), 1), held - 1) if places is None else places[..., -1:]
         self._next = last.to(self.device) + 1

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 Likely = Sequence[tuple[int, float]]  # tokens and their probabilities
+BLOCK = 128  # tokens of a vocabulary that are looked at together
 
 
 @dataclass(frozen=True)
@@ -123,14 +126,23 @@ class Verdict:
 
 
 def likeliest_of(output: Tensor, count: int) -> Sequence[Sequence[Likely]]:
-    """The `count` likeliest tokens of each row and node, by logits `[B, N, V]`."""
+    """The `count` likeliest tokens of each row and node, by logits `[B, N, V]`; of equally likely ones any."""
     if not count:
         return [()] * len(output)
-    logits = output.float()
-    best, tokens = logits.topk(min(count, logits.shape[-1]))
-    shares = (best - logits.logsumexp(-1, keepdim=True)).exp()
+    shares, tokens = _largest(output.softmax(-1, dtype=torch.float32), count)
     rows = zip(tokens.tolist(), shares.tolist(), strict=True)
     return [[list(zip(*node, strict=True)) for node in zip(*row, strict=True)] for row in rows]
+
+
+def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As `topk(count)` of `[..., V]`, faster: the largest stand in the blocks whose largest values are largest."""
+    count, rest = min(count, values.shape[-1]), -values.shape[-1] % BLOCK
+    padded = functional.pad(values, (0, rest), value=-torch.inf) if rest else values
+    blocks = padded.unflatten(-1, (-1, BLOCK))
+    chosen = blocks.amax(-1).topk(min(count, blocks.shape[-2])).indices
+    within = chosen[..., None].expand(*chosen.shape, BLOCK)
+    found, places = blocks.gather(-2, within).flatten(-2).topk(count)
+    return found, chosen.gather(-1, places // BLOCK) * BLOCK + places % BLOCK
 
 
 def match(draft: Draft, choose: Callable[[int], tuple[int, bool]]) -> Verdict:

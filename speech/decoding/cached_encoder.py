@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..families.private import sliding_window
-from ..families.projections import split_heads
+from .projections import split_heads
 
 LONGEST_PIECE = 160_000  # samples encoded at once, so that a whole file in one push needs no more memory than 10 s
 

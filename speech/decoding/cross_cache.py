@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import DynamicCache
 
-from ..families.projections import split_heads
+from .projections import split_heads
 
 if TYPE_CHECKING:
     from ..families.adapter import SpeechAdapter

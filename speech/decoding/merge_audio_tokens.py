@@ -18,8 +18,8 @@ from mmaccel.registry import register
 from mmaccel.session import Session
 
 from ..families.private import last_self_attention, rotated
-from ..families.projections import NAMES, split_heads, watched_projections
 from .audio_tokens import MergedTokens, merge_tokens
+from .projections import NAMES, split_heads, watched_projections
 
 # Models whose encoders give merged tokens now, so that nobody takes their places for times.
 _merged: weakref.WeakSet[Any] = weakref.WeakSet()

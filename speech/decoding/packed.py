@@ -18,7 +18,7 @@ from mmaccel.cache.argument import cached
 from mmaccel.patching import intercept_attention
 from mmaccel.private import attention_name, uses_attention_interface
 
-from ..families.projections import split_heads
+from .projections import split_heads
 
 if TYPE_CHECKING:
     from ..families.adapter import SpeechAdapter

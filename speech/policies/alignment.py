@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..families.projections import split_heads, watched_projections
+from ..decoding.projections import split_heads, watched_projections
 
 MEDIAN_WIDTH = 7  # frames of the filter over time, as in OpenAI's Whisper
 

@@ -60,16 +60,6 @@ def test_what_is_missing_is_said_in_a_line(command, words, hint, compared, capsy
     assert hint in error and len(error.strip().splitlines()) == 1 and not compared
 
 
-@pytest.mark.parametrize("command", ["compare", "tune"])
-@pytest.mark.parametrize(("kind", "name"), [("image", "guidance_scale"), ("video", "guidance_scale")])
-def test_guidance_reaches_the_call(command, kind, name, compared):
-    words = [kind, "red heart", "--guidance", "2.5"]
-    words += ["--method", CALLS[kind][0][2]] + (["--target-speedup", "1.1"] if command == "tune" else [])
-    assert cli.main([command, *words]) == 2
-    ((_, _, inputs),) = compared
-    assert inputs[name] == 2.5
-
-
 def test_a_preset_and_a_method_are_not_both_taken(capsys):
     assert cli.main(["plan", "--method", "image.ZipAR", "--preset", "fast"]) == 2
     assert "not both" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from mmaccel.comparison.comparison import Comparison, Pair, describe
 from mmaccel.comparison.difference import difference, worst_frame, worst_row, worst_texts
 from mmaccel.comparison.ranks import Ranks
 from mmaccel.comparison.runner import Runner
-from mmaccel.comparison.trial import Shown, seeded
+from mmaccel.comparison.trial import Shown
 from mmaccel.errors import (
     ActiveSessionError,
     ConflictError,
@@ -547,35 +547,10 @@ def test_every_entry_runs_three_times_unless_told_otherwise(monkeypatch, seeds, 
     assert [entry.label for entry in entries] == ["plain", "image.ZipAR(window=2)", "image.ZipAR()"]
 
 
-@pytest.mark.parametrize(
-    ("speedup", "low", "high", "idle", "told"),
-    (
-        (1.5, 1.2, 1.9, None, []),
-        (1.1, 0.9, 1.3, None, ["m is faster than the plain run, though not in every round"]),
-        (0.9, 0.8, 1.1, None, ["m is slower than the plain run, though not in every round"]),
-        (0.5, 0.4, 0.6, None, ["m is slower than the plain run"]),
-        (0.9, 0.8, 1.1, "nothing to do", ["m did nothing: nothing to do"]),
-        (0.5, 0.4, 0.6, "nothing to do", ["m did nothing: nothing to do", "m is slower than the plain run"]),
-    ),
-)
-def test_what_is_said_of_times(speedup, low, high, idle, told):
-    row = {"label": "m", "kind": "method", "speedup": speedup, "speedup_range": [low, high], "idle": idle}
-    found = Comparison({"rows": [{**row, "warnings": []}], "header": {"no_simple": ""}}, [], ())
-    assert found.notes() == told
-
-
 def test_importing_compare_loads_no_torch():
     lines = "import sys, mmaccel; mmaccel.compare, mmaccel.Comparison; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_seeded_leaves_the_random_state_alone():
-    state = torch.get_rng_state()
-    with seeded(4) as generator:
-        first = torch.rand(3)
-        assert torch.equal(first, torch.rand(3, generator=generator))
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 # Whole

@@ -49,6 +49,7 @@ FILES = {
     "100 brackets": (text(versions=nested(100)), "nested too deeply"),
     "too large": (text(why="x" * MOST_BYTES), "larger than 1 MiB"),
     "cut off": (text()[:-9], "not JSON"),
+    "empty": ("", "not JSON"),
 }
 METHODS, POINTS = "methods=.*not a list of methods", "measured=.*not a list of measured settings"
 # Parts of the plan -> a word of the error.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mmaccel
-from mmaccel import presets, zoo
+from mmaccel import presets, vlm, zoo
 from mmaccel.adapter import adapters
 from mmaccel.cli import main as cli
 from mmaccel.demos.pages import preset_rows
@@ -114,6 +114,28 @@ def test_readers_of_pages_have_none_since_drafts_without_a_pipeline_lose():
     assert min(row["speedup"] for row in rows if row["method"] == "vlm.DocumentDraft") > 1
     with pytest.raises(UnsupportedTargetError, match=r"no preset 'exact', since vlm.FusedDraft.*vlm.DocumentDraft\(\)"):
         mmaccel.plan(zoo.load("tiny-reader")[0], preset="exact")
+
+
+@pytest.mark.parametrize("family", ("llava_onevision", "vision_language"))
+def test_visual_presets_tell_what_every_second_frame_and_another_method_do(family):
+    rows = json.loads((BENCHMARKS / "vlm.json").read_text(encoding="utf-8"))["rows"]
+    brief = [row for row in rows if row["table"] == "brief"]
+    second = next(row for row in brief if row["settings"] == {"step": 2})
+    holitom = next(
+        row
+        for row in brief
+        if row["method"] == "vlm.HoliTom" and row["settings"] == vlm.HoliTom(keep=0.1, tau=0.9).settings()
+    )
+    found = presets.presets_of("vlm", family)
+    balanced, fast = found["balanced"].row, found["fast"].row
+    assert second["speedup"] > max(balanced["speedup"], fast["speedup"])
+    assert fast["quality"] < second["quality"] < balanced["quality"] < second["quality"] + 0.01
+    assert holitom["quality"] > balanced["quality"] and holitom["speedup"] == pytest.approx(
+        balanced["speedup"], rel=0.03
+    )
+    assert "every 2nd frame alone is faster, and nearly as often right" in str(found["balanced"])
+    assert "every 2nd frame alone is faster, and more often right" in str(found["fast"])
+    assert str(vlm.HoliTom(keep=0.1, tau=0.9)) in str(found["balanced"])
 
 
 def test_visual_presets_say_that_they_were_measured_on_clips():

@@ -1,8 +1,10 @@
 """A given text is followed, and found again after what was changed, added or left out."""
 
+import random
+
 import pytest
 
-from mmaccel.decoding.drafters.given_text import GivenText, nearest
+from mmaccel.decoding.drafters.given_text import LONGEST_SUFFIX, REACH, GivenText, nearest
 
 TEXT = [10, 11, 12, 13, 14, 15, 16, 17]
 
@@ -55,6 +57,27 @@ def test_a_token_far_from_where_it_was_expected_is_no_match():
     assert nearest(tokens, [5, 6], expected=2) == 32
     assert nearest(tokens, [30], expected=18) == 21
     assert nearest(tokens, [30], expected=18, shortest=2) is None
+
+
+def in_plain_words(tokens, written, expected, shortest):
+    for length in range(min(LONGEST_SUFFIX, len(written)), shortest - 1, -1):
+        ends = [end for end in range(length, len(tokens)) if tokens[end - length : end] == written[-length:]]
+        best = min(ends, key=lambda end: abs(end - expected), default=None)
+        if best is not None and (length > 1 or abs(best - expected) <= REACH):
+            return best
+    return None
+
+
+@pytest.mark.parametrize("shortest", (1, 2))
+def test_of_the_longest_matches_the_nearest_is_taken(shortest):
+    rng = random.Random(shortest)
+    for _ in range(300):
+        tokens, said = rng.choices(range(4), k=30), rng.choices(range(5), k=rng.randint(1, 5))
+        expected = rng.randrange(32)
+        place = in_plain_words(tokens, said, expected, shortest)
+        assert nearest(tokens, said, expected, shortest) == place
+        ends = [end for end in range(1, 30) if tokens[end - 1] == said[-1]]
+        assert nearest(tokens, said, expected, shortest, ends) == place
 
 
 def test_texts_follow_each_other():

@@ -18,7 +18,7 @@ from mmaccel.decoding.drafters.acceptance import Acceptance
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.pass_cost import FEWEST, STALE, PassCost
 from mmaccel.decoding.drafters.sources import EXPECTED, Repeats, Successors
-from mmaccel.decoding.passes.slots import Slots, ancestors
+from mmaccel.decoding.passes.slots import GAPS, Slots, ancestors
 from mmaccel.vlm import FusedDraft, TokenRecycling
 
 
@@ -183,7 +183,7 @@ class Listed:
         self.end = tokens[-1]
 
 
-FREE = SimpleNamespace(nodes=lambda shares, again: len(shares))  # all that is grown is verified
+FREE = PassCost(10, always=True)  # all that is grown is verified
 
 
 def test_the_likeliest_nodes_first_each_behind_its_parent():
@@ -250,6 +250,34 @@ def test_guesses_are_judged_where_nothing_is_verified():
     assert drafter.propose(3).size > 0, "another text is another matter"
 
 
+@pytest.mark.parametrize("again", (False, True))
+def test_what_is_not_grown_would_be_in_no_draft(again, monkeypatch):
+    """A tree that stops where no wider pass can pay gives the drafts of a whole one, and learns the same from them."""
+
+    def written(seed):
+        rng, nodes = random.Random(seed), 0
+        cost = measured({width: 1 + rng.random() * (width - 1) ** rng.random() for width in (1, 2, 8, 32)})
+        kinds = {place: rng.random() ** 2 for place in range(6)}
+        after = {token: [(rng.randrange(40), rng.randrange(6)) for _ in range(6)] for token in range(40)}
+        drafter = GrownDrafter([Listed(after)], Acceptance(kinds, memory=20), cost, again=lambda: again)
+        drafter.begin([0])
+        drafts = []
+        for _ in range(30):
+            draft = drafter.propose(33)
+            nodes += len(drafter._nodes)
+            node = draft.child(-1, rng.choice(after[drafter.sources[0].end])[0])
+            tokens = (rng.randrange(40),) if node is None else (draft.tokens[node], rng.randrange(40))
+            drafts.append((draft, drafter._wanted))
+            drafter.observe(Verdict(() if node is None else (node,), tokens))
+        return (drafts, drafter.acceptance._seen, drafter._right, drafter._expected), nodes
+
+    short, grown = zip(*[written(seed) for seed in range(40)], strict=True)
+    monkeypatch.setattr(PassCost, "may_grow", lambda *_: True)
+    whole, most = zip(*[written(seed) for seed in range(40)], strict=True)
+    assert short == whole and any(draft.size > 3 for drafts, *_ in short for draft, _ in drafts)
+    assert sum(grown) < 0.8 * sum(most), "much need not be grown"
+
+
 def test_every_kind_of_guess_has_a_share_that_is_expected():
     source = Successors({}, frozenset(), longest=4)
     source.begin([1, 2, 3, 4])
@@ -312,6 +340,27 @@ def test_a_cache_is_left_in_one_piece():
     slots.close(4)
     assert cache.layers[0].keys[0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert cache.layers[1].keys[1, 0, :5, 0].tolist() == [0, 1, 2, 4, 5]
+
+
+def test_a_cache_stays_as_long_as_its_longest_row():
+    """Of two rows that take turns to write many tokens, which leaves gaps in both."""
+    cache, rows = numbered(2, 3), [[0.0, 1, 2], [0.0, 1, 2]]
+    slots, width = Slots(cache, FULL, torch.ones(2, 3)), 6
+    for step in range(100):
+        first = 10.0 * (step + 1)
+        new = (first + torch.arange(width))[None, None, :, None].expand(2, 1, -1, 2)
+        for layer in range(2):
+            cache.update(new.clone(), -new, layer)
+        paths = [(1, 2, 3, 4), ()] if step % 10 < 5 else [(), (0, 1, 2, 3)]
+        slots.keep(paths, width)
+        for row, path in zip(rows, paths, strict=True):
+            row.extend([first, *(first + 1 + node for node in path)])
+        assert slots.seen.shape[1] == cache.get_seq_length() <= 3 + max(5 * len(rows[0]) / 4, len(rows[0]) + GAPS)
+        for row, seen, keys in zip(rows, slots.seen, cache.layers[1].keys[:, 0, :, 0], strict=True):
+            assert keys[seen].tolist() == row
+    assert 1.3 * slots.seen.shape[1] < 100 * 5, "without it each pass would leave five places"
+    slots.close(len(rows[0]) - 3)
+    assert cache.layers[0].values[:, 0, :, 1].neg().tolist() == rows
 
 
 def test_windows_are_counted_in_tokens_of_a_row():

@@ -16,6 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, generation, loop, match, unfit
 from mmaccel.decoding.drafters.suffix_method import SuffixMethod
 from mmaccel.decoding.generation import Call
+from mmaccel.decoding.matching import likeliest_of
 from mmaccel.report import Report
 
 TREES = [
@@ -123,6 +124,27 @@ def test_matching_is_the_rule_for_guesses_made_without_chance(tokens, parents, v
             lambda draw, target=target: match(draft, lambda node: (draw(target(path_to(node, draft))), False)).tokens
         )
         assert exact.tv(found, exact.one_hot_emitted(target, tokens, parents)) == 0
+
+
+@pytest.mark.parametrize("vocabulary", (3, 99, 128, 300, 5120))
+def test_the_likeliest_tokens_after_each_node(vocabulary, count=8):
+    torch.manual_seed(vocabulary)
+    output = 3 * torch.randn(2, 3, vocabulary, dtype=torch.float64)
+    shares, tokens = output.softmax(-1).topk(min(count, vocabulary))
+    found = likeliest_of(output, count)
+    assert [[[token for token, _ in likely] for likely in row] for row in found] == tokens.tolist()
+    assert torch.allclose(
+        torch.tensor([[[share for _, share in likely] for likely in row] for row in found]), shares.float()
+    )
+    assert likeliest_of(output, 0) == [()] * 2
+
+
+def test_equally_likely_tokens_are_told_once_each():
+    output = torch.stack([torch.ones(300), torch.arange(300) // 4 / 9])[:, None]
+    for (likely,) in likeliest_of(output, 8):
+        tokens, shares = zip(*likely, strict=True)
+        assert len({*tokens}) == 8 and list(shares) == sorted(shares, reverse=True)
+    assert {*tokens} == {*range(292, 300)}
 
 
 # --------------------------------------------------------------------------------------------------- loop

@@ -1,5 +1,6 @@
 """The scripts for a GPU, tried out on tiny shapes of the same classes."""
 
+import importlib
 import json
 
 import pytest
@@ -44,9 +45,11 @@ def test_a_unet_is_timed_with_its_own_methods(monkeypatch, capsys):
     assert made[3]["work_ratio"] == made[2]["work_ratio"] < 1 and not made[3]["warnings"]
 
 
-def test_without_a_gpu_the_script_says_what_to_type(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["diffusion_benchmark"])
+@pytest.mark.parametrize("name", ("diffusion", "vlm", "image", "kernel"))
+def test_without_a_gpu_each_script_says_what_to_type(name, monkeypatch, capsys):
+    module = importlib.import_module(f"mmaccel.demos.gpu.{name}_benchmark")
+    monkeypatch.setattr("sys.argv", [name])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stopped:
-        diffusion_benchmark.main()
-    assert stopped.value.code == 2 and "try --device cpu --small" in capsys.readouterr().err
+        module.main()
+    assert stopped.value.code == 2 and "no CUDA device here: try --device cpu" in capsys.readouterr().err

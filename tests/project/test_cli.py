@@ -58,6 +58,7 @@ def test_picture_and_plan(tmp_path, capsys):
     plan = tmp_path / "plan.json"
     code, out = run(capsys, "plan", "--method", "ZipAR:window=2", "-o", str(plan))
     assert code == 0 and json.loads(plan.read_text())["methods"][0]["settings"]["window"] == 2
+    assert "image.ZipAR(window=2)" in out.out and f"saved to {plan}" in out.out
     target = tmp_path / "heart.png"
     code, out = run(capsys, "run", "image", "red heart", "-o", str(target), "--plan", str(plan), "--seed", "3")
     assert code == 0 and "fewer" in out.out

@@ -11,10 +11,8 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.bench import index as bench_index
-from mmaccel.cli import arguments, bench, command, demo, env, listing, model_arguments, tune
-from mmaccel.cli import compare as compare_command
+from mmaccel.cli import arguments, bench, demo, env, listing, model_arguments, tune
 from mmaccel.cli import main as cli
-from mmaccel.cli import plan as plan_command
 from mmaccel.cli import run as run_command
 from mmaccel.comparison import results
 from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
@@ -263,73 +261,14 @@ def test_settings_as_they_are_typed():
     assert typed == [None, [None, 3], "nonesuch"]
 
 
-# compare and tune
+# tune
 
 
-class Made(command.Command):
-    help, measured = "make", "making"
-
-    def add_run(self, parser):
-        """Nothing."""
-
-    def add_call(self, parser):
-        """Nothing."""
-
-    def run(self, arguments):
-        """Nothing."""
-
-    def prepare(self, arguments):
-        return "target", {"prompt": "x"}
-
-
-def test_compare_measures_what_was_asked_for(monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        importlib.import_module("mmaccel.comparison.compare"),
-        "compare",
-        lambda *given, **more: calls.append((given, more)) or "found",
-    )
-    words = {"method": ["ZipAR"], "plan": None, "preset": "fast", "default": "exact", "rounds": 4, "no_simple": False}
-    assert Made().compare(argparse.Namespace(seeds=2, **words)) == "found"
-    Made().compare(argparse.Namespace(**{**words, "method": [], "preset": None, "no_simple": True}))
-    first, second = calls
-    inputs = {"rounds": 4, "ranks": True, "prompt": "x"}
-    assert first == (("target", ZipAR()), {"preset": "fast", "seeds": range(2), "simple": True, **inputs})
-    assert second == (("target",), {"preset": "exact", "seeds": range(1), "simple": False, **inputs})
-
-
-def test_what_is_compared_is_printed_and_saved_only_where_asked(tmp_path, capsys):
-    saved = []
-
-    class Found:
-        save = saved.append
-
-        def __str__(self):
-            return "the table"
-
-    made = types.SimpleNamespace(compare=lambda _: Found())
-    compare_command.run_compare(made, argparse.Namespace(output=None))
-    assert capsys.readouterr().out == "the table\n" and not saved
-    compare_command.run_compare(made, argparse.Namespace(output=tmp_path / "x.html"))
-    assert capsys.readouterr().out.endswith(f"wrote {tmp_path / 'x.html'}\n") and saved == [tmp_path / "x.html"]
-    broken = types.SimpleNamespace(compare=lambda _: pytest.fail("measured"))
-    for name in ("x.txt", "none/x.html"):
-        with pytest.raises((SettingError, OSError)):
-            compare_command.run_compare(broken, argparse.Namespace(output=tmp_path / name))
-
-
-def test_tune_passes_on_the_goal_and_the_values(monkeypatch):
-    calls = []
-    module = importlib.import_module("mmaccel.tuning.tune")
-    monkeypatch.setattr(module, "tune", lambda *given, **more: calls.append((given, more)))
-    more = {"method": "ZipAR:verify=true", "rounds": 1, "no_simple": True, "seeds": 2}
-    tune._tune(Made(), argparse.Namespace(setting=["window=2,4"], target_speedup=1.5, floor=None, **more))
-    tune._tune(Made(), argparse.Namespace(setting=[], target_speedup=None, floor=30.0, **more))
-    (given, first), (_, second) = calls
-    assert given == ("target", ZipAR(verify=True)) and first["grid"] == {"window": [2, 4]} and second["grid"] is None
-    assert (first["target_speedup"], first["floor"]) == (1.5, None)
-    assert (second["target_speedup"], second["floor"]) == (None, 30.0)
-    assert first["seeds"] == range(2) and first["prompt"] == "x" and not first["simple"]
+def test_without_values_tune_picks_them(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("mmaccel.tuning.tune"), "tune", lambda *_, grid, **more: grid)
+    made = types.SimpleNamespace(measured_inputs=lambda _: ("target", {}))
+    words = argparse.Namespace(setting=[], method="ZipAR", target_speedup=None, floor=None)
+    assert tune._tune(made, words) is None
 
 
 def test_values_of_settings_are_given_once():
@@ -344,7 +283,7 @@ def test_values_of_settings_are_given_once():
             parsed("tune", "image", "x", "--method", "a", "--target-speedup", value)
 
 
-# run and plan
+# run
 
 
 def test_run_says_what_it_wrote(tmp_path, capsys):
@@ -367,28 +306,6 @@ def test_run_says_what_it_wrote(tmp_path, capsys):
     with pytest.raises((SettingError, ValueError)):
         run_command.check_picture(tmp_path / "a.txt", "--picture")
     assert "say --compare" in run_command.told(Report(["a"], False, wall_seconds=1.0))
-
-
-def test_a_plan_is_printed_and_saved_only_where_asked(tmp_path, monkeypatch, capsys):
-    asked, saved = [], []
-
-    class Made:
-        def __str__(self):
-            return "the plan"
-
-        def save(self, path):
-            saved.append(Path(path).write_text("{}"))
-
-    monkeypatch.setattr(plan_command, "target_of", lambda _: "target")
-    monkeypatch.setattr(
-        importlib.import_module("mmaccel.plan"), "plan", lambda *given, **more: asked.append((given, more)) or Made()
-    )
-    plan_command.run_plan(parsed("plan", "--method", "ZipAR"))
-    assert capsys.readouterr().out == "the plan\n" and not saved
-    plan_command.run_plan(parsed("plan", "--preset", "fast", "-o", str(tmp_path / "p.json")))
-    assert capsys.readouterr().out == f"the plan\nsaved to {tmp_path / 'p.json'}\n" and len(saved) == 1
-    assert asked == [(("target", ZipAR()), {"preset": None}), (("target",), {"preset": "fast"})]
-    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
 
 
 # bench
@@ -460,21 +377,11 @@ def test_the_index_says_what_it_wrote(measured, tmp_path, capsys):
 # demo, env and the lists
 
 
-def test_the_demo_gets_all_its_options(monkeypatch):
-    app = pytest.importorskip("mmaccel.demos.app")
-    seen = []
-    monkeypatch.setattr(app, "launch", lambda *given, **more: seen.append((given, more)))
-    words = ["--model", "image=a=b", "--model", "image=c", "--model", "speech=d", "--allow-models"]
-    assert cli.main(["demo", *words, "--dtype", "float16", "--host", "h", "--port", "8", "--allow-host", "n"]) == 0
-    assert cli.main(["demo"]) == 0
-    ((frame, *where), more), ((plain, *default), _) = seen
-    assert frame.models.more == {"image": ["a=b", "c"], "speech": ["d"]} and frame.models.any_model
-    assert (frame.models.device, frame.models.dtype) == ("cpu", torch.float16)
-    assert where == ["h", 8] and more == {"allow_hosts": ["n"]}
-    assert default == ["127.0.0.1", None] and not plain.models.any_model and plain.models.dtype is None
+def test_the_demo_gets_models_by_kind():
+    assert demo._by_kind(["image=a=b", "image=c", "speech=d"]) == {"image": ["a=b", "c"], "speech": ["d"]}
     for text in ("image", "image=", "=x"):
         with pytest.raises((SettingError, UnknownNameError)):
-            app.Models(demo._by_kind([text]))
+            pytest.importorskip("mmaccel.demos.app").Models(demo._by_kind([text]))
 
 
 def test_env_forgets_before_it_tells(tmp_path, monkeypatch, capsys):

@@ -181,6 +181,14 @@ def test_training_runs_the_autoencoder_as_it_is(pipeline):
     assert (ours - pixels).square().mean() < 0.01
 
 
+def test_clips_to_train_on_are_encoded_once(tmp_path):
+    from mmaccel.demos.training.wan.vae import pool
+
+    made = [(torch.rand(2, 3, 4).half().transpose(1, 2), ["rocket", "frog"])]
+    first, again = (pool(tmp_path, made.pop if made else None) for _ in range(2))
+    assert first[0].shape == (2, 4, 3) and torch.equal(first[0], again[0]) and again[1] == ["rocket", "frog"]
+
+
 def test_held_out_loss_is_told_and_low():
     facts = json.loads((zoo.path("tiny-wan") / "training.json").read_text())
     assert 0 < facts["held_out_loss"] < 0.2

@@ -18,12 +18,12 @@ from mmaccel.speech import examples
 from mmaccel.speech.audio.audio import read_audio
 from mmaccel.speech.decoding import loops
 from mmaccel.speech.decoding.merge_audio_tokens import MergeAudioTokens
+from mmaccel.speech.decoding.projections import watched_projections
 from mmaccel.speech.decoding.redecode import Hypothesis, decode
 from mmaccel.speech.families import encoder_decoder, weights, whisper
 from mmaccel.speech.families.adapter import Encoded, Word
 from mmaccel.speech.families.moonshine import MoonshineAdapter
 from mmaccel.speech.families.moonshine_streaming import MoonshineStreamingAdapter
-from mmaccel.speech.families.projections import watched_projections
 from mmaccel.speech.families.whisper import WhisperAdapter, shortened
 from mmaccel.speech.policies import alignment
 from mmaccel.speech.stream.recognizer import StreamingRecognizer

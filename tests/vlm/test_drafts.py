@@ -375,8 +375,15 @@ def test_scores_of_a_batch(llama):
                     torch.testing.assert_close(one[row], two[row], rtol=1e-3, atol=1e-3)
 
 
-def test_a_second_turn_of_a_batch(llama):
-    """The cache is left as the model's own loop leaves it, so that the model can go on from it alone."""
+@pytest.mark.parametrize("gaps", (slots.GAPS, 0))
+def test_a_second_turn_of_a_batch(llama, gaps, monkeypatch):
+    """The cache is left as the model's own loop leaves it, so that the model can go on from it alone.
+
+    Also where rows have written so differently that what none of them needs was dropped on the way.
+    """
+    monkeypatch.setattr(slots, "GAPS", gaps)
+    taken, take_together = [], slots.Slots._take_together
+    monkeypatch.setattr(slots.Slots, "_take_together", lambda *told: (taken.append(told), take_together(*told)))
     given = call(3, 5)
     answers = []
     for method in (None, FusedDraft(always=True)):
@@ -390,6 +397,7 @@ def test_a_second_turn_of_a_batch(llama):
         more = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
         answers.append(llama.generate(**{**given, **more}))
     assert torch.equal(*answers)
+    assert len(taken) > 2 if gaps == 0 else len(taken) == 2, "once at the end of each call"
 
 
 @pytest.mark.parametrize("more", ({}, {"use_cache": False}), ids=("drafted", "left to the model"))

@@ -10,7 +10,7 @@ from torch.nn import functional
 import mmaccel
 from mmaccel import kernels
 from mmaccel.decoding.passes import pass_attention
-from mmaccel.decoding.passes.pass_attention import FEW, PassAttention, grouped_attention
+from mmaccel.decoding.passes.pass_attention import FEW, PassAttention, grouped_attention, grouped_mask
 from mmaccel.decoding.passes.windows import own_attention, unfit_layers
 from mmaccel.demos.families import visual_models
 from mmaccel.vlm import SparsePrefill, SuffixDecoding, TokenRecycling, examples, visual_examples
@@ -105,7 +105,7 @@ def test_query_heads_of_a_group_attend_to_what_each_would(dtype, groups, tokens,
     keys, values = torch.randn(2, batch, 2, 21, 16, dtype=dtype)
     mask = torch.rand(batch, 1, tokens, 21) < 0.7
     for scale in (None, 0.3):
-        found = grouped_attention(query, keys, values, mask, scale)
+        found = grouped_attention(query, keys, values, grouped_mask(mask, query, keys), scale)
         exact = (t.double() for t in (query, *(t.repeat_interleave(groups, 1) for t in (keys, values))))
         expected = functional.scaled_dot_product_attention(*exact, mask, scale=scale)
         assert found.dtype == dtype and found.shape == query.shape

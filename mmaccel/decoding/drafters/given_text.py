@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 
 from ..matching import Likely
 from .sources import Context, Guess, State
@@ -43,6 +43,9 @@ class GivenText:
 
     def __init__(self, texts: Sequence[Sequence[int]], forbidden: Container[int] = ()) -> None:
         self.tokens = [BREAK if token in forbidden else token for text in texts for token in (*text, BREAK)]
+        self._ends: dict[int, list[int]] = {}  # places behind each token
+        for place, token in enumerate(self.tokens):
+            self._ends.setdefault(token, []).append(place + 1)
         self.followed = 0
         self._written: list[int] = []
         self._at, self._run = 0, 0  # the place that is expected to come next, and the equal tokens before it
@@ -78,18 +81,33 @@ class GivenText:
     def _lose(self) -> None:
         """Guess where the text goes on after a token that was not expected."""
         expected, self._run = self._at, 0
-        found = nearest(self.tokens, self._written, expected + 1)
+        found = nearest(self.tokens, self._written, expected + 1, ends=self._ends.get(self._written[-1], ()))
         near = [] if found is None else [(found, "found")]
         self._places = [*near, (expected + 1, "next"), (expected, "same")]
         self._at = self._places[0][0]
 
 
-def nearest(tokens: Sequence[int], written: Sequence[int], expected: int, shortest: int = 1) -> int | None:
-    """The place in `tokens` behind the longest suffix of `written`, nearest to where it was expected."""
-    for length in range(min(LONGEST_SUFFIX, len(written)), shortest - 1, -1):
-        suffix = list(written[-length:])
-        ends = (end for end in range(length, len(tokens)) if tokens[end - length : end] == suffix)
-        best = min(ends, key=lambda end: abs(end - expected), default=None)
-        if best is not None and (length > 1 or abs(best - expected) <= REACH):
-            return best
-    return None
+def nearest(
+    tokens: Sequence[int],
+    written: Sequence[int],
+    expected: int,
+    shortest: int = 1,
+    ends: Iterable[int] | None = None,
+) -> int | None:
+    """The place in `tokens` behind the longest suffix of `written`, nearest to where it was expected.
+
+    `ends` are the places behind the last token that was written, where these are known.
+    """
+    places = range(1, len(tokens)) if ends is None else ends
+    matches = ((_equal(tokens, end, written), -abs(end - expected), -end) for end in places)
+    length, distance, end = max(matches, default=(0, 0, 0))
+    is_match = length >= shortest and (length > 1 or -distance <= REACH)
+    return -end if is_match else None
+
+
+def _equal(tokens: Sequence[int], end: int, written: Sequence[int]) -> int:
+    """How many tokens before a place are those written last."""
+    length, most = 0, min(LONGEST_SUFFIX, end, len(written))
+    while length < most and tokens[end - 1 - length] == written[-1 - length]:
+        length += 1
+    return length

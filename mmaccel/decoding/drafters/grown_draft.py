@@ -109,16 +109,17 @@ class GrownDrafter:
         return self._draft
 
     def _grown(self, most: int) -> Waiting[list[Node]]:
-        """The `most` likeliest nodes, each behind its parent."""
+        """The `most` likeliest nodes, each behind its parent, without those that can be in no draft that pays."""
         nodes: list[Node] = []
         waiting: list[tuple[float, int, Node]] = []
-        order = 0
+        order, accepted = 0, 0.0
         for guess in (yield from self._guesses(self._root, -1)):
             heapq.heappush(waiting, (-guess.share, order := order + 1, guess))
-        while waiting and len(nodes) < most:
+        while waiting and len(nodes) < most and self.cost.may_grow(len(nodes), most, accepted, -waiting[0][0]):
             node = heapq.heappop(waiting)[2]
             number = len(nodes)
             nodes.append(node)
+            accepted += node.share
             (nodes[node.parent] if node.parent >= 0 else self._root).after[node.token] = number
             if not self.branches:
                 waiting.clear()
@@ -129,7 +130,7 @@ class GrownDrafter:
     def _guesses(self, node: Node, number: int) -> Waiting[list[Node]]:
         """What may follow a node."""
         node.kinds = {}
-        found: dict[int, Node] = {}
+        found: dict[int, list[State]] = {}
         for place, (source, state) in enumerate(zip(self.sources, node.states, strict=True)):
             if state is None or not self._is_worth(source, state, node, number):
                 continue
@@ -137,11 +138,15 @@ class GrownDrafter:
                 yield from source.asking(state)
             for token, kind, after in source.guesses(state):
                 node.kinds.setdefault(token, []).append(kind)
-                guess = found.setdefault(token, Node(token, number, 0.0, node.depth + 1, [None] * len(self.sources)))
-                guess.states[place] = after
-        for token, guess in found.items():
-            guess.share = node.share * self.acceptance.of_all(node.kinds[token])
-        return [guess for guess in found.values() if guess.share >= UNLIKELY]
+                if token not in found:
+                    found[token] = [None] * len(self.sources)
+                found[token][place] = after
+        shares = {token: node.share * self.acceptance.of_all(kinds) for token, kinds in node.kinds.items()}
+        return [
+            Node(token, number, shares[token], node.depth + 1, states)
+            for token, states in found.items()
+            if shares[token] >= UNLIKELY
+        ]
 
     def _is_worth(self, source: Source, state: State, node: Node, number: int) -> bool:
         """Whether a source is asked: one whose guesses cost time, only for what is left beside those before it.

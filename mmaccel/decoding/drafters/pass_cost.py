@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from math import log2
 from statistics import fmean, median
 
@@ -31,6 +32,11 @@ class PassCost:
     always
         Whether all nodes are verified, whatever they cost.
 
+    Attributes
+    ----------
+    curve
+        Cost by width.
+
     Examples
     --------
     >>> cost = PassCost(9)
@@ -43,8 +49,9 @@ class PassCost:
         self._seconds: dict[int, deque[float]] = {}
         self._since = 0  # the last plain pass
         self._left_out = 0.0  # seconds since the last pass that are no part of the next one
-        self._curve: VerifyCost | None = None
+        self._medians: dict[int, float] = {}  # of the widths that are believed
         self._lost = 0.0  # plain passes
+        self._fit()
 
     def width(self) -> int:
         return self.most
@@ -62,19 +69,21 @@ class PassCost:
         seconds, self._left_out = max(seconds - self._left_out, 1e-9), 0.0
         lost = -FORGIVEN if width == 1 else seconds / self.curve.seconds(1) - fmean(emitted)
         self._lost = max(-PATIENCE, self._lost + lost)
-        self._seconds.setdefault(width, deque(maxlen=RECENT)).append(seconds)
-        self._curve = None
+        times = self._seconds.setdefault(width, deque(maxlen=RECENT))
+        times.append(seconds)
+        if len(times) >= FEWEST and self._medians.get(width) != (middle := median(times)):
+            self._medians[width] = middle
+            self._fit()
 
-    @property
-    def curve(self) -> VerifyCost:
-        """Cost by width: as measured, and below and above what was measured as steep as on other machines."""
-        if self._curve is None:
-            known = {w: median(times) for w, times in sorted(self._seconds.items()) if len(times) >= FEWEST} or {1: 1.0}
-            least, most = min(known), max(known)
-            known.setdefault(1, known[least] / _expected(least))
-            beyond = {w: known[most] * _expected(w) / _expected(most) for w in WIDTHS if w > most}
-            self._curve = VerifyCost(*zip(*sorted({**known, **beyond}.items()), strict=True))
-        return self._curve
+    def _fit(self) -> None:
+        """The curve: as measured, and below and above what was measured as steep as on other machines."""
+        known = dict(self._medians) or {1: 1.0}
+        least, most = min(known), max(known)
+        known.setdefault(1, known[least] / _expected(least))
+        beyond = {w: known[most] * _expected(w) / _expected(most) for w in WIDTHS if w > most}
+        self.curve = VerifyCost(*zip(*sorted({**known, **beyond}.items()), strict=True))
+        plain = self.curve.seconds(1)
+        self._price = {w: MARGIN * (self.curve.seconds(w) / plain - 1) for w in WIDTHS}
 
     def nodes(self, shares: Sequence[float], again: bool = False) -> int:
         """How many nodes of a draft to verify that are accepted with these probabilities, the likeliest first.
@@ -82,21 +91,30 @@ class PassCost:
         As many as save the most time, if a token saves that of a plain pass, and if what was accepted has to be read
         `again` costs another pass over it.
         """
-        if self.always:
+        if self.always or not shares:
             return len(shares)
         if again and (self._lost > PATIENCE or len(self._seconds.get(1, ())) < FEWEST):
             return 0
         curve, best, most = self.curve, 0, 0.0
+        sums = list(accumulate(shares, initial=0.0))
         for width in WIDTHS[1:]:
-            if width > len(shares) + 1:
+            if width > len(sums):
                 break
-            accepted = sum(shares[: width - 1])
-            saved = accepted - MARGIN * (curve.seconds(width) / curve.seconds(1) - 1)
+            saved = sums[width - 1] - self._price[width]
             if again:
-                saved -= curve.seconds(2 + round(accepted)) / curve.seconds(1) - 1
+                saved -= curve.seconds(2 + round(sums[width - 1])) / curve.seconds(1) - 1
             if saved > most:
                 best, most = width - 1, saved
         return 0 if self._since >= STALE and most < CLEAR else best
+
+    def may_grow(self, count: int, most: int, accepted: float, share: float) -> bool:
+        """Whether a draft of more than `count` nodes, and at most `most`, can be worth its cost.
+
+        So many of the first `count` are `accepted`, and no node behind them is more probable than `share`.
+        """
+        return self.always or any(
+            accepted + (width - 1 - count) * share > self._price[width] for width in WIDTHS if count < width - 1 <= most
+        )
 
     def place(self, width: int) -> float:
         """What a token more must save that stands behind so many others in a pass, of a plain pass.

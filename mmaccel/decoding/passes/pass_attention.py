@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from mmaccel.masks import additive
 from mmaccel.patching import UNKNOWN_ARGUMENTS, hook, intercept_attention
 
 from .slots import Slots
@@ -40,6 +41,8 @@ class PassAttention:
         self._mask: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
         self._places: torch.Tensor | None = None
+        # What is made of the masks of a pass, by their `id`; each is kept beside it, so that no other gets it.
+        self._grouped: dict[tuple[int, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
         intercept_attention(stack, own_attention(model), self)
         hook(stack, model.get_decoder(), before=self._placed, after=self._forget, always=True)
 
@@ -56,6 +59,7 @@ class PassAttention:
     def _forget(self, *_: Any) -> None:
         """The pass is over: another, such as one of a processor of logits for guidance, knows nothing of it."""
         self._slots = self._mask = self._parts = self._places = None
+        self._grouped = {}
 
     def __call__(
         self,
@@ -98,7 +102,14 @@ class PassAttention:
             return kernels.verify_attention(query, key, value, lengths, tokens, window, scale=scaling)[0]
         if query.device.type != "cpu" or (query.shape[1] == key.shape[1] and not _is_slow(query)):
             return None
-        return grouped_attention(query, key, value, mask, scaling)
+        return grouped_attention(query, key, value, self._for_groups(mask, query, key), scaling)
+
+    def _for_groups(self, mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """What :func:`grouped_mask` makes of a mask, once for all layers that share it."""
+        which = id(mask), query.shape[1] // key.shape[1], query.dtype
+        if which not in self._grouped:
+            self._grouped[which] = mask, grouped_mask(mask, query, key)
+        return self._grouped[which][1]
 
     def _for_kernel(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The tree `[B, M, M]`, tokens in use, and which of them are any `[B, N]`; the same in all layers."""
@@ -122,18 +133,28 @@ def grouped_attention(
     Examples
     --------
     >>> query, keys = torch.randn(1, 6, 2, 8), torch.randn(1, 3, 5, 8)
-    >>> grouped_attention(query, keys, keys, torch.ones(1, 1, 2, 5, dtype=torch.bool)).shape
+    >>> mask = grouped_mask(torch.ones(1, 1, 2, 5, dtype=torch.bool), query, keys)
+    >>> grouped_attention(query, keys, keys, mask).shape
     torch.Size([1, 6, 2, 8])
     """
-    attend = functools.partial(functional.scaled_dot_product_attention, scale=scale)
-    (batch, heads, tokens, size), few = query.shape, key.shape[1]
-    if _is_slow(query) and heads == few:
-        return attend(query.expand(-1, -1, 2, -1), key, value, mask.expand(-1, -1, 2, -1))[:, :, :1]
-    if tokens > FEW or mask.shape[1] > 1:
-        return attend(query, key, value, mask, enable_gqa=True)
-    rows = query.reshape(batch, few, -1, size)  # of each group, head after head
-    seen = mask.expand(-1, heads // few, -1, -1).reshape(len(mask), 1, -1, mask.shape[3])
-    return attend(rows, key, value, seen).reshape(batch, heads, tokens, size)
+    attend = functools.partial(functional.scaled_dot_product_attention, attn_mask=mask, scale=scale)
+    batch, heads, tokens, size = query.shape
+    if mask.shape[2] == tokens:
+        return attend(query, key, value, enable_gqa=True)
+    if heads == key.shape[1]:
+        return attend(query.expand(-1, -1, 2, -1), key, value)[:, :, :1]
+    rows = query.reshape(batch, key.shape[1], -1, size)  # of each group, head after head
+    return attend(rows, key, value).reshape(batch, heads, tokens, size)
+
+
+def grouped_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """A bool mask `[B, 1, M, N]` for :func:`grouped_attention`, as torch adds it: `[B, 1, G * M, N]` of `G` heads."""
+    heads = query.shape[1] // key.shape[1]
+    if heads == 1 and _is_slow(query):
+        heads = 2
+    elif query.shape[2] > FEW or mask.shape[1] > 1:
+        heads = 1
+    return additive(mask, query.dtype).repeat(1, 1, heads, 1)
 
 
 def _is_slow(query: torch.Tensor) -> bool:

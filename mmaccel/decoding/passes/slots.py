@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -16,6 +17,7 @@ from ..matching import Draft
 from .windows import Windows, unfit_layers
 
 ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape
+GAPS = 64  # places that no row looks at, up to which these stay in the cache until the text ends
 # Classes that drop the positions which they are given, and count from their padding token on.
 COUNT_THEMSELVES = ("Kosmos2TextForCausalLM", "Kosmos2_5TextForCausalLM", "Kosmos2_5ForConditionalGeneration")
 # Decoders whose attention does not go through transformers' table, and was seen to read chains as it reads single
@@ -34,7 +36,7 @@ ATTEND_THEMSELVES = (
 class Slots:
     """What stands where in a cache whose rows grow by different numbers of tokens.
 
-    A row that accepts fewer tokens than another gets places that nothing looks at.
+    A row that accepts fewer tokens than another gets places that nothing looks at, dropped once they are many.
 
     Parameters
     ----------
@@ -57,7 +59,7 @@ class Slots:
 
     def __init__(self, cache: DynamicCache, config: Any, seen: torch.Tensor) -> None:
         self.cache, self.seen = cache, seen.bool()
-        self._held = seen.shape[1]
+        self._held, self._written = seen.shape[1], [0] * len(seen)  # before, and new in each row
         self.is_whole = bool(self.seen.all())
         self.windows = Windows(cache, config)
 
@@ -67,37 +69,57 @@ class Slots:
         A node sees what its row has seen, the nodes before it on its path, and itself. `depths [B, K + 1]` are theirs.
         """
         width = 1 + max(draft.size for draft in drafts)
-        before = self.seen[:, None].expand(-1, width, -1)
-        paths = torch.stack([ancestors(draft, width) for draft in drafts]).to(before.device)
-        mask = torch.cat([before, paths], 2)[:, None]
+        if width == 1:
+            mask = functional.pad(self.seen, (0, 1), value=True)[:, None, None]
+        else:
+            before = self.seen[:, None].expand(-1, width, -1)
+            paths = torch.stack([ancestors(draft, width) for draft in drafts]).to(before.device)
+            mask = torch.cat([before, paths], 2)[:, None]
         self.windows.expect(mask, self.seen, depths)
         return mask
 
     def keep(self, paths: Sequence[Sequence[int] | None], width: int) -> None:
         """Of the `width` newest places keep the first and, behind it, the nodes of a path of each row; of None none."""
         start, kept = self.seen.shape[1], 1 + max(len(path or ()) for path in paths)
-        index = torch.zeros(len(paths), kept, dtype=torch.long)
-        new = torch.zeros(len(paths), kept, dtype=torch.bool)
-        for row, path in enumerate(paths):
-            if path is not None:
-                index[row, 1 : 1 + len(path)] = torch.tensor(path, dtype=torch.long) + 1
-                new[row, : 1 + len(path)] = True
-        self.is_whole = self.is_whole and bool(new.all())
+        written = [0 if path is None else 1 + len(path) for path in paths]
+        self.is_whole = self.is_whole and min(written) == kept
         if any(path and tuple(path) != tuple(range(len(path))) for path in paths):
-            self._move(start + width, start, start + index.to(self.seen.device))
+            index = [[0, *(node + 1 for node in path or ())] for path in paths]
+            padded = torch.tensor([[*row, *[0] * (kept - len(row))] for row in index], device=self.seen.device)
+            self._move(start + width, start, start + padded)
         if kept < width:
             self.cache.crop(kept - width)
+        new = torch.tensor([[place < count for place in range(kept)] for count in written])
         self.seen = torch.cat([self.seen, new.to(self.seen.device)], 1)
         self.windows.forget(self.seen)
+        self._written = [before + count for before, count in zip(self._written, written, strict=True)]
+        self._close_gaps()
+
+    def _close_gaps(self) -> None:
+        """Keep no more places than the longest row has tokens, once there are many more."""
+        most, places = max(self._written), self.seen.shape[1] - self._held
+        if self.windows.layers or places <= most + max(GAPS, most // 4):
+            return
+        self._take_together(most)
+        new = torch.arange(most) < torch.tensor(self._written)[:, None]
+        self.seen = torch.cat([self.seen[:, : self._held], new.to(self.seen.device)], 1)
 
     def close(self, count: int) -> None:
         """Leave `count` new tokens of each row in one piece, as the model's own loop does; shorter rows are padded."""
-        new, total = self.seen[:, self._held :], self.seen.shape[1]
-        order = self._held + torch.argsort(~new, dim=1, stable=True)
-        prompt = torch.arange(self._held, device=order.device).expand(len(order), -1)
-        self.windows.close(torch.cat([prompt, order], 1)[:, : self._held + count], total)
+        prompt = torch.arange(self._held, device=self.seen.device).expand(len(self.seen), -1)
+        sources = torch.cat([prompt, self._order()], 1)
+        self.windows.close(sources[:, : self._held + count], self.seen.shape[1])
+        self._take_together(count)
+
+    def _order(self) -> torch.Tensor:
+        """The new places `[B, N]`, of each row first those that it has."""
+        return self._held + torch.argsort(~self.seen[:, self._held :], dim=1, stable=True)
+
+    def _take_together(self, count: int) -> None:
+        """Leave `count` new places, what each row has in one piece."""
+        new = self.seen[:, self._held :]
         if not bool(new.all()):
-            self._move(total, self._held, order)
+            self._move(self.seen.shape[1], self._held, self._order())
         for layer in self._full():
             layer.crop(min(0, count - new.shape[1]))
 

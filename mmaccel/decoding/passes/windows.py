@@ -43,7 +43,8 @@ class Windows:
         self.layers = _sliding(found)
         kinds = _sliding(DynamicCache(config=config).layers)
         self.sizes = {number: layer.sliding_window for number, layer in kinds.items()}
-        self._masks: dict[int, torch.Tensor] = {}  # of the next pass, by the length of a window
+        self._whole: dict[int, torch.Tensor] = {}  # masks of the next pass, by the length of a window
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}  # and of the newest keys
         for number in self.layers:
             layer = found[number]
             found[number] = wide = DynamicLayer()
@@ -58,12 +59,16 @@ class Windows:
         new = counted.sum(1, keepdim=True) + depths
         places = torch.cat([counted.cumsum(1) - 1, new], 1)
         behind = new[:, None, :, None] - places[:, None, None]
-        self._masks = {size: mask & (behind < size) for size in {*self.sizes.values()}}
+        self._whole, self._masks = {size: mask & (behind < size) for size in {*self.sizes.values()}}, {}
 
     def mask(self, layer: int, keys: int) -> torch.Tensor | None:
         """What the queries of the pass see of the newest `keys` in a layer; None in a full one."""
         size = self.sizes.get(layer)
-        return None if size is None else self._masks[size][..., -keys:]
+        if size is None:
+            return None
+        if (size, keys) not in self._masks:  # one for all such layers
+            self._masks[size, keys] = self._whole[size][..., -keys:]
+        return self._masks[size, keys]
 
     def forget(self, seen: torch.Tensor) -> None:
         """Drop what no row can see any more, where it has become as much as a window."""
