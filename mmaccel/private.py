@@ -98,7 +98,12 @@ def keeps_its_own_way(module: torch.nn.Module) -> bool:
 def is_plain_linear(module: torch.nn.Module) -> bool:
     """Whether a module is torch's own `Linear` with nothing hooked to it, so that its weight tells all that it does."""
     hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return type(module) is torch.nn.Linear and not hooked and not module.weight.is_meta
+    return type(module) is torch.nn.Linear and not hooked and is_plain(module.weight) and not module.weight.is_meta
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is no subclass, such as torchao's quantized weights, which look like any other and know few ops."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 # Of transformers, whose `generate` writes several texts of codes at once, or lays codes out by itself.
@@ -164,7 +169,8 @@ _REORDER, _LINEAR = _onednn("_reorder_linear_weight"), _onednn("_linear_pointwis
 
 def can_pack(tensor: torch.Tensor) -> bool:
     """Whether oneDNN is available and accepts this as a weight or input of :func:`onednn_linear`."""
-    return _LINEAR is not None and tensor.is_cpu and tensor.dtype == torch.float32 and tensor.numel() > 0
+    fits = is_plain(tensor) and tensor.is_cpu and tensor.dtype == torch.float32 and tensor.numel() > 0
+    return _LINEAR is not None and fits
 
 
 def pack_weight(matrix: torch.Tensor) -> torch.Tensor:
@@ -264,19 +270,6 @@ def with_attention(config: Any, name: str) -> Any:
     changed = like(config)
     changed._attn_implementation_internal = name
     return changed
-
-
-def vision_window_index(tower: Any, grid_thw: torch.Tensor) -> torch.Tensor:
-    """The order in which the tower of Qwen2.5-VL processes its merged tokens, `[L]`."""
-    from transformers.vision_utils import get_vision_window_index
-
-    index, _ = get_vision_window_index(
-        grid_thw,
-        spatial_merge_size=tower.spatial_merge_size,
-        window_size=tower.window_size,
-        patch_size=tower.patch_size,
-    )
-    return index
 
 
 def is_split(target: Any) -> bool:

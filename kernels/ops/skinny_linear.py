@@ -77,8 +77,8 @@ def measure(columns: Iterable[int] = COLUMNS) -> None:
 
 def suits(weight: torch.Tensor) -> bool:
     """Whether a weight can have a faster way."""
-    is_plain = type(weight) in (torch.Tensor, torch.nn.Parameter) and weight.layout == torch.strided
-    return is_plain and weight.is_cpu and weight.dtype == torch.float32 and weight.nbytes >= LEAST_BYTES
+    is_dense = private.is_plain(weight) and weight.layout == torch.strided
+    return is_dense and weight.is_cpu and weight.dtype == torch.float32 and weight.nbytes >= LEAST_BYTES
 
 
 def _is_plain(x: torch.Tensor, weight: torch.Tensor) -> bool:

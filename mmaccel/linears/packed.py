@@ -107,7 +107,7 @@ class PackedLinear(nn.Module):
 def with_packed_linears(module: nn.Module) -> nn.Module:
     """A twin of a module that shares everything with it but runs its linear layers packed.
 
-    Layers that something is hooked to keep their hooks, and are not packed.
+    Layers that something is hooked to keep their hooks, and are not packed; nor are quantized ones, as of torchao.
 
     The module itself is not changed, and later changes of its weights are seen by the twin, but for those made within
     `weight.data`, which torch does not count.
@@ -119,7 +119,7 @@ def with_packed_linears(module: nn.Module) -> nn.Module:
     ...     torch.allclose(with_packed_linears(layer)(torch.ones(2, 64)), layer(torch.ones(2, 64)), atol=1e-6)
     True
     """
-    return with_linears(module, lambda layer: twin_of(layer) if _is_hooked(layer) else PackedLinear(layer))
+    return with_linears(module, lambda layer: PackedLinear(layer) if _can_be_packed(layer) else twin_of(layer))
 
 
 def with_linears(module: nn.Module, replace: Callable[[nn.Linear], nn.Module]) -> nn.Module:
@@ -138,8 +138,8 @@ def with_linears(module: nn.Module, replace: Callable[[nn.Linear], nn.Module]) -
     return twin
 
 
-def _is_hooked(layer: nn.Linear) -> bool:
-    return bool(layer._forward_pre_hooks or layer._forward_hooks)
+def _can_be_packed(layer: nn.Linear) -> bool:
+    return private.is_plain(layer.weight) and not (layer._forward_pre_hooks or layer._forward_hooks)
 
 
 # The ends of the names of a module's dictionaries of hooks.

@@ -4,8 +4,10 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from quantized_weight import quantize
 
 from mmaccel import private
+from mmaccel.kernels.skinny_linear import suits
 from mmaccel.linears.packed import PackedLinear, PackedMatrix, with_packed_linears
 from mmaccel.linears.skinny import SkinnyLinear
 from mmaccel.patching import attention_layers, intercept_attention
@@ -134,6 +136,26 @@ def test_a_layer_with_a_hook_keeps_it(layers, place):
     twin = with_packed_linears(layers)
     assert torch.allclose(twin(x), layers(x), atol=1e-6) and len(seen) == 2
     assert seen[0] is twin[0] is not layers[0] and isinstance(twin[2], PackedLinear)
+
+
+@torch.no_grad()
+def test_a_quantized_layer_is_not_packed(layers):
+    x = torch.randn(3, 48)
+    expected = layers(x)
+    quantize(layers[0])
+    twin = with_packed_linears(layers)
+    assert torch.allclose(twin(x), expected, atol=1e-6)
+    assert type(twin[0]) is torch.nn.Linear and isinstance(twin[2], PackedLinear)
+    assert not private.is_plain_linear(layers[0]) and private.is_plain_linear(layers[2])
+    assert not private.can_pack(layers[0].weight) and not suits(layers[0].weight)
+
+
+@torch.no_grad()
+def test_a_layer_that_is_quantized_after_it_was_packed_runs_as_it_is(layers):
+    twin, x = with_packed_linears(layers), torch.randn(3, 48)
+    expected = layers(x)
+    quantize(layers[0])
+    assert torch.allclose(twin(x), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("times", (1, 2))

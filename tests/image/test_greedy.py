@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accelerate import cpu_offload
+from quantized_weight import quantize
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import mmaccel
@@ -167,15 +168,17 @@ def test_padding_of_a_negative_prompt_is_not_seen():
         assert not torch.equal(fast.generate(**call), tokens), "seen, they change the picture"
 
 
-@pytest.mark.parametrize("changed", ("bias", "hook", "codes"))
+@pytest.mark.parametrize("changed", ("bias", "hook", "quantized", "codes"))
 def test_a_head_that_is_not_as_usual(changed):
-    """One with a bias, with a hook of the user, and codes that do not lie side by side."""
+    """One with a bias, with a hook of the user, of quantized weights, and codes that do not lie side by side."""
     model, arguments = examples.emu3()
     task = find_adapter(model).begin(arguments())
     if changed == "bias":
         model.lm_head.bias = torch.nn.Parameter(torch.arange(44.0))
     if changed == "hook":
         model.lm_head.register_forward_hook(lambda module, given, output: output * 2)
+    if changed == "quantized":
+        quantize(model.lm_head)
     if changed == "codes":
         task.ids = task.ids.clone()
         task.ids[0] = 5

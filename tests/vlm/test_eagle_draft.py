@@ -6,6 +6,7 @@ import eagle_heads
 import pytest
 import torch
 from draft_models import NEW, call, deepseek_v3, gemma3, qwen3_next
+from quantized_weight import quantize
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
@@ -202,6 +203,17 @@ def test_a_head_without_matrices_of_its_own_takes_the_models(llama, tmp_path):
     found = load_head(eagle_heads.write(tmp_path, llama, own=False), llama)
     assert found.embedding.data_ptr() == llama.get_input_embeddings().weight.data_ptr()
     torch.testing.assert_close(found.output, llama.get_output_embeddings().weight[::2])
+
+
+def test_a_head_takes_the_values_of_quantized_matrices(llama, tmp_path):
+    path = eagle_heads.write(tmp_path, llama, own=False)
+    plain, kept = load_head(path, llama), llama.get_output_embeddings().weight
+    quantize(llama.get_output_embeddings())
+    try:
+        found = load_head(path, llama)
+    finally:
+        llama.get_output_embeddings().weight = kept
+    assert torch.equal(found.output, plain.output) and torch.equal(found.embedding, plain.embedding)
 
 
 def test_a_window_is_that_of_the_mask(llama, tmp_path):

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
-from mmaccel import private
-
 from ..input.spans import Grid
 from ..input.visual import Visual
 from .tower import Probe
@@ -31,11 +29,20 @@ def lay_grids(probe: Probe, found: list[Visual], patches: list[Grid], tower: Any
         sizes = [len(part) for part in probe.received]
     values = torch.cat([part[:size] for part, size in zip(probe.told(), sizes, strict=True)])
     if getattr(tower, "window_size", None):
-        index = private.vision_window_index(tower, torch.tensor(patches))
+        index = _window_index(tower, torch.tensor(patches))
         values = values.unflatten(0, (len(index), -1))[index.argsort()].flatten(0, 1)
     pool = _rows_pooled if order == "rows" else _merged
     parts = values.split([math.prod(grid) for grid in patches])
     _share(torch.cat([pool(*each) for each in zip(parts, patches, found, strict=True)]), found)
+
+
+def _window_index(tower: Any, patches: torch.Tensor) -> torch.Tensor:
+    """The order in which the tower of Qwen2.5-VL processes its merged tokens, `[L]`."""
+    from transformers.vision_utils import get_vision_window_index  # imports torch's compiler
+
+    sizes = {name: getattr(tower, name) for name in ("spatial_merge_size", "window_size", "patch_size")}
+    index, _ = get_vision_window_index(patches, **sizes)
+    return index
 
 
 def _rows_pooled(values: torch.Tensor, grid: Grid, visual: Visual) -> torch.Tensor:

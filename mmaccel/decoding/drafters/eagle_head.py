@@ -82,7 +82,7 @@ class EagleHead(nn.Module):
 
     def beside(self, model: Any) -> EagleHead:
         """The head on the device and in the type of the model it drafts for, which may have moved."""
-        matrix = model.get_output_embeddings().weight.detach()
+        matrix = _dense(model.get_output_embeddings().weight)
         at = matrix.device, model.dtype
         if self._at == at:
             return self
@@ -91,7 +91,7 @@ class EagleHead(nn.Module):
         self.to(*at)
         self.rotary_emb = self._rotary().to(matrix.device)  # whose frequencies stay in float32
         self.draft_tokens = self.draft_tokens.to(matrix.device)
-        given = model.get_input_embeddings().weight.detach(), matrix[self.draft_tokens]
+        given = _dense(model.get_input_embeddings().weight), matrix[self.draft_tokens]
         known = self.embedding, self.output
         self.embedding, self.output = (
             (theirs if borrows or own is None else own).to(*at)
@@ -149,6 +149,12 @@ class EagleHead(nn.Module):
         """Of the tokens of the draft vocabulary, `[..., D]`."""
         assert self.output is not None
         return functional.linear(hidden if self.config.norm_output else self.norm(hidden), self.output)
+
+
+def _dense(weight: Tensor) -> Tensor:
+    """The values of a weight; of a quantized one, as of torchao, few operations are known."""
+    weight = weight.detach()
+    return weight if type(weight).dequantize is Tensor.dequantize else weight.dequantize()
 
 
 def _norm(config: PretrainedConfig, size: int) -> nn.Module:
