@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from mmaccel.cache.layers import tensor_bytes
 from mmaccel.patching import override
 from mmaccel.report import Report
 from mmaccel.stepping import StepAllocation, refresh
 from mmaccel.stepping.schedule import FEWEST, default_warmup
+from mmaccel.stepping.tensors import count_bytes
 
 Function = Callable[..., torch.Tensor]
 # Functions of ComfyUI, with the names that users see, that call the model once a step, at the step's own noise level,
@@ -205,7 +205,7 @@ class _Run:
         computed.append(float(is_computed))
         report.plain_forwards, report.forwards = len(computed), sum(computed)
         report.engaged = report.engaged or not is_computed
-        held = self.allocation.nbytes() + tensor_bytes(self.velocities)
+        held = self.allocation.nbytes() + count_bytes(self.velocities)
         report.peak_extra_bytes = max(report.peak_extra_bytes, held)
 
 

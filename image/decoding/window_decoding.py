@@ -202,7 +202,7 @@ class Window:
 
     def observe(self, verdict: WindowVerdict) -> None:
         self._p, decoder = verdict.p, self.decoder
-        decoder.extra_bytes = max(decoder.extra_bytes, 3 * verdict.p.numel() * verdict.p.element_size())
+        decoder.extra_bytes = max(decoder.extra_bytes, 3 * verdict.p.nbytes)
         decoder.count(min(self.done))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .layers import tensor_bytes
+from mmaccel.stepping.tensors import count_bytes
 
 States = tuple[torch.Tensor, torch.Tensor]
 
@@ -109,4 +109,4 @@ class BranchCache:
 
     def nbytes(self) -> int:
         """Bytes allocated for keys and values, by count."""
-        return tensor_bytes(x for pair in self._states.values() for x in pair)
+        return count_bytes(self._states)

@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from mmaccel.files.output import replacing
-
-from .layers import tensor_bytes
+from mmaccel.stepping.tensors import count_bytes
 
 FORMAT = "1"
 NAMES = "context-*.safetensors"
@@ -172,7 +171,7 @@ class ContextStore:
         The bytes written; 0 if they were not.
         """
         tensors = {f"{kind}.{i}": part for i, pair in enumerate(states) for kind, part in zip(KINDS, pair, strict=True)}
-        size, whole = tensor_bytes(tensors.values()), max(stops, key=lambda key: stops[key])
+        size, whole = count_bytes(tensors), max(stops, key=lambda key: stops[key])
         if size > self.limit:
             self.troubles.append(
                 f"a context of {stops[whole]} tokens takes {size / GIGA:.2f} GB, and the store {self.limit / GIGA:g}:"

@@ -10,7 +10,9 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .layers import AttentionReader, cache_layers, check_crop, layer_bytes, tensor_bytes, writable
+from mmaccel.stepping.tensors import count_bytes
+
+from .layers import AttentionReader, cache_layers, check_crop, layer_bytes, writable
 
 ROOM = 256  # slots for new tokens that are allocated with the kept ones
 
@@ -163,7 +165,7 @@ class EvictingLayer(CacheLayerMixin):
             taken.append(pad(states.masked_fill_(none[..., None], 0), (0, 0, 0, room)))
         positions = pad(self.positions.gather(2, index).masked_fill_(none, -1), (0, room), value=-1)
         # for a moment there is what was and what is kept
-        self.shared.peak = max(self.shared.peak, self.shared.allocated + tensor_bytes((*taken, positions)))
+        self.shared.peak = max(self.shared.peak, self.shared.allocated + count_bytes(taken, [positions]))
         (self.keys, self.values), self.positions = taken, positions
         # newest tokens that all rows and heads kept can still be taken back
         newest = torch.arange(self.length - width, self.length, device=chosen.device)

@@ -9,6 +9,8 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from mmaccel.stepping.tensors import count_bytes
+
 
 class AttentionReader(Protocol):
     """Attention that reads these caches: it is told of every update, and asks layers for more than keys and values."""
@@ -41,15 +43,10 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
-def tensor_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of the elements of tensors, by count; None counts nothing."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
-
-
 def layer_bytes(layers: Iterable[Any]) -> int:
     """Bytes of the keys, values and positions of cache layers."""
     names = ("keys", "values", "positions")
-    return tensor_bytes(getattr(layer, name, None) for layer in layers for name in names)
+    return count_bytes([getattr(layer, name, None) for layer in layers for name in names])
 
 
 def check_crop(tokens_to_remove: int) -> int:

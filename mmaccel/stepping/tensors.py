@@ -96,4 +96,4 @@ def mean_size(values: Iterable[torch.Tensor]) -> float:
 def count_bytes(*values: Any) -> int:
     """Bytes that the tensors in these structures take; also those in attributes of plain objects."""
     held = (value if isinstance(value, torch.Tensor | Mapping | list | tuple) else vars(value) for value in values)
-    return sum(item.numel() * item.element_size() for value in held for item in tensors(value))
+    return sum(item.nbytes for value in held for item in tensors(value))

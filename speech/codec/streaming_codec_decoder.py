@@ -13,10 +13,11 @@ from torch import nn
 from transformers import DynamicCache
 
 from mmaccel.cache.argument import cached
-from mmaccel.cache.layers import layer_bytes, tensor_bytes
+from mmaccel.cache.layers import layer_bytes
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.linears.packed import with_packed_linears
 from mmaccel.method import is_count, plain_number
+from mmaccel.stepping.tensors import count_bytes
 
 from ..families.private import mimi_decoder_parts
 from .blockwise_convolution import BlockwiseConvolution
@@ -34,7 +35,7 @@ class CodecState:
 
     def nbytes(self) -> int:
         """Bytes held: ends of blocks, and keys and values of the sliding window."""
-        return tensor_bytes(self.carries.values()) + layer_bytes(self.cache.layers)
+        return count_bytes(self.carries) + layer_bytes(self.cache.layers)
 
 
 class StreamingCodecDecoder:

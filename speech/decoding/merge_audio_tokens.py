@@ -193,7 +193,7 @@ def _count(
     counts.rows += batch
     counts.tokens += batch * length if mask is None else int(mask.sum())
     counts.kept += int((merged.size > 0).sum())
-    held = merged.features.numel() * merged.features.element_size() + 4 * batch * length * length  # one map
+    held = merged.features.nbytes + 4 * batch * length * length  # one map
     counts.peak_bytes = max(counts.peak_bytes, held)
     counts.seconds += seconds
 

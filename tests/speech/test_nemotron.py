@@ -10,12 +10,13 @@ from transformers import (
 )
 
 from mmaccel.cache.argument import cache_of
-from mmaccel.cache.layers import layer_bytes, tensor_bytes
+from mmaccel.cache.layers import layer_bytes
 from mmaccel.demos.families.speech_models import words
 from mmaccel.errors import SettingError
 from mmaccel.speech.families.finding import adapter_of
 from mmaccel.speech.families.nemotron import NemotronStream
 from mmaccel.speech.families.transducer import StreamingTransducerAdapter
+from mmaccel.stepping.tensors import count_bytes
 
 BLANK, BLANKS, RATE = 24, 9.0, 16_000
 
@@ -196,7 +197,7 @@ def test_memory_is_bounded(model, processor):
     sizes = []
     for seed in range(5):
         stream.hear(sound(1.6, seed))
-        sizes.append(tensor_bytes([stream._samples]) + layer_bytes(cache_of(stream._caches).layers))
+        sizes.append(count_bytes([stream._samples]) + layer_bytes(cache_of(stream._caches).layers))
     assert sizes[1] == sizes[-1] < 100_000
     assert stream._samples.untyped_storage().nbytes() == stream._samples.nbytes, "a view holds all that was heard"
     assert not cache_of(stream._caches).layers[0].keys.requires_grad

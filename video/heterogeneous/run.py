@@ -223,7 +223,7 @@ class HeterogeneousRun(Stepper):
     def _latents_bytes(self, latents: torch.Tensor) -> int:
         """The branch's output; the first also has velocities, slopes, bends and steps to make again."""
         again = 0 if self.allocation.replay is None else self.allocation.schedule.longest_gap + 4
-        return int(latents.numel() * latents.element_size() * (4 + again if self.run.branch == 0 else 1))
+        return latents.nbytes * (4 + again if self.run.branch == 0 else 1)
 
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
         run, allocation = self.run, self.allocation

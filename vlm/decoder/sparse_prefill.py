@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel import kernels
-from mmaccel.cache.layers import tensor_bytes
 from mmaccel.kernels.plan import BlockPlan
 from mmaccel.kernels.policies import PREFILL
 from mmaccel.kernels.policies.prefill.blocks import BlockGrid, keep_first
 from mmaccel.method import Advice, is_count, is_share
 from mmaccel.registry import register
+from mmaccel.stepping.tensors import count_bytes
 
 from .call import AttentionCall, GenerateRun
 from .method import DecoderMethod
@@ -160,7 +160,7 @@ def _attend(
 
 
 def _plan_bytes(plan: BlockPlan | None) -> int:
-    return 0 if plan is None else tensor_bytes((plan.row_ptr, plan.col, plan.n_full))
+    return 0 if plan is None else count_bytes([plan.row_ptr, plan.col, plan.n_full])
 
 
 def _pairs(call: AttentionCall, plan: BlockPlan | None, rows: tuple[int, int], start: int, query_start: int) -> Any:

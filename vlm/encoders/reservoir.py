@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import normalize
 
+from mmaccel.stepping.tensors import count_bytes
+
 
 class Reservoir:
     """What TCA remembers of the pictures that one session has seen.
@@ -99,5 +101,4 @@ class Reservoir:
 
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        parts = (self.tokens, self.means, self.uncertainty) if len(self) else ()
-        return sum(part.numel() * part.element_size() for part in parts)
+        return count_bytes([self.tokens, self.means, self.uncertainty]) if len(self) else 0

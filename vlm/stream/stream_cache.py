@@ -8,8 +8,8 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.cache.argument import cached
-from mmaccel.cache.layers import tensor_bytes
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.stepping.tensors import count_bytes
 
 from ..context.turning import has_turning_keys, turned
 
@@ -102,4 +102,4 @@ class StreamCache:
         return turned(self.decoder, key, places, back) if self.evicts else key
 
     def nbytes(self) -> int:
-        return tensor_bytes(part for layer in self._layers for part in layer)
+        return count_bytes(self._layers)

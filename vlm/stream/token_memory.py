@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mmaccel.cache.layers import tensor_bytes
+from mmaccel.stepping.tensors import count_bytes
 
 POLICIES = ("peak_end", "budget", "window")
 RECENT = 0.5  # share of the memory that the newest frames have for themselves
@@ -91,4 +91,4 @@ class TokenMemory:
         return torch.cat([frame.tokens for frame in self.frames])
 
     def nbytes(self) -> int:
-        return tensor_bytes(frame.tokens for frame in self.frames)
+        return count_bytes([frame.tokens for frame in self.frames])
