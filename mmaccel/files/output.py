@@ -13,16 +13,18 @@ ROOM = 2**20  # bytes that must fit, about what a picture or a clip of the shipp
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write to a temporary file beside the target, and put it in place only if the block succeeds."""
+    """Write to a temporary file beside the target, and put it in place only if the block succeeds.
+
+    Of a link the file behind it is written, and a file that was there keeps its permissions.
+    """
+    path = _behind(path)
     temporary = _temporary(path, "give another path")
     try:
         yield temporary
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    mask = os.umask(0)
-    os.umask(mask)
-    temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
+    temporary.chmod(_mode(path))  # mkstemp makes files that only their owner can read
     try:
         temporary.replace(path)
     except OSError as error:  # on Windows where another program has the file open
@@ -45,7 +47,7 @@ def check_writable(path: Path | None, option: str = "-o") -> None:
     if path is None:
         return
     elsewhere = f"write elsewhere with {option}"
-    temporary = _temporary(path, elsewhere)
+    temporary = _temporary(_behind(path), elsewhere)
     try:
         temporary.write_bytes(bytes(ROOM))
     except OSError as error:
@@ -63,6 +65,21 @@ def beside(path: Path, word: str) -> Path:
     clip.compare.mp4
     """
     return path.with_name(f"{path.stem}.{word}{path.suffix}")
+
+
+def _behind(path: Path) -> Path:
+    """The file that is written for a path: where a link leads, if not to a pipe, which has no path."""
+    leads = path.is_symlink() and (path.is_file() or not path.exists())
+    return Path(os.path.realpath(path)) if leads else path
+
+
+def _mode(path: Path) -> int:
+    """The permissions of a file, or those of a new one."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _temporary(path: Path, elsewhere: str) -> Path:

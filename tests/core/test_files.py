@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -109,6 +110,29 @@ def test_a_finished_file_can_be_read_as_others_of_its_folder(tmp_path):
     assert mode == others and sorted(path.name for path in tmp_path.iterdir()) == ["other", "x.png"]
     (tmp_path / "again").touch()
     assert stat.S_IMODE((tmp_path / "again").stat().st_mode) == others, "the mask of the process is as it was"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and permissions of POSIX")
+def test_a_link_stays_and_the_file_behind_it_keeps_its_permissions(tmp_path):
+    (tmp_path / "shared").mkdir()
+    real, link, dangling = tmp_path / "shared" / "plan.json", tmp_path / "mine.json", tmp_path / "new.json"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    dangling.symlink_to("shared/new.json")
+    output.check_writable(link)
+    for path in (link, dangling):
+        with output.replacing(path) as temporary:
+            assert temporary.parent == tmp_path / "shared"
+            temporary.write_text("new")
+    assert link.is_symlink() and real.read_text() == "new" and stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert dangling.is_symlink() and (tmp_path / "shared" / "new.json").read_text() == "new"
+    (tmp_path / "lost.json").symlink_to("none/x.json")
+    with pytest.raises(OSError, match=r"there is no folder .*none: create it first, or write elsewhere with -o"):
+        output.check_writable(tmp_path / "lost.json")
+    (tmp_path / "out.png").symlink_to("/dev/null")
+    with pytest.raises(OSError, match="out.png is not a regular file"):
+        output.check_writable(tmp_path / "out.png")
 
 
 def test_a_file_is_closed_hidden_while_it_is_written_and_may_be_taken_away(tmp_path, monkeypatch):
