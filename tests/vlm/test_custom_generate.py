@@ -10,7 +10,7 @@ import torch
 import mmaccel
 from mmaccel import private
 from mmaccel.decoding import Draft, Verdict, match
-from mmaccel.decoding.drafters.sources import Successors
+from mmaccel.decoding.drafters import sources
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.linears import skinny
 from mmaccel.vlm import FusedDraft, SuffixDecoding, TextDraft, TokenRecycling, examples, visual_examples
@@ -142,7 +142,7 @@ def test_an_engine_of_its_own(method, branches):
 @pytest.mark.parametrize("method", (SuffixDecoding(), TokenRecycling(), FusedDraft()), ids=lambda m: m.name)
 def test_a_thousand_texts_take_no_more_memory_than_a_few(method, monkeypatch):
     """What is learned from the oldest is forgotten."""
-    monkeypatch.setattr(Successors.__init__, "__defaults__", (1, 2000))
+    monkeypatch.setattr(sources, "REMEMBER", 2000)
     drafts = dataclasses.replace(method, **({"remember": 500} if hasattr(method, "remember") else {})).custom_generate()
     rng, sizes = random.Random(0), []
     for number in range(1, 1001):
