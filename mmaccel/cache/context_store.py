@@ -74,6 +74,7 @@ class ContextStore:
     >>> import tempfile
     >>> store = ContextStore(Path(tempfile.mkdtemp()), gigabytes=1)
     >>> store.write("model", {"hash of 4 tokens": 4}, [(torch.ones(2, 4, 8), torch.ones(2, 4, 8))])
+    512
     >>> entry, tokens = store.find("model", {"hash of 4 tokens": 4, "hash of 9 tokens": 9})
     >>> tokens, store.read(entry)[0][0].shape
     (4, torch.Size([2, 4, 8]))
