@@ -73,9 +73,9 @@ class ContextStore:
     --------
     >>> import tempfile
     >>> store = ContextStore(Path(tempfile.mkdtemp()), gigabytes=1)
-    >>> store.write("model", {"hash of 4 tokens": 4}, [(torch.ones(2, 4, 8), torch.ones(2, 4, 8))])
+    >>> store.write("model", {"1f0c": 4}, [(torch.ones(2, 4, 8), torch.ones(2, 4, 8))])
     512
-    >>> entry, tokens = store.find("model", {"hash of 4 tokens": 4, "hash of 9 tokens": 9})
+    >>> entry, tokens = store.find("model", {"1f0c": 4, "9b2e": 9})
     >>> tokens, store.read(entry)[0][0].shape
     (4, torch.Size([2, 4, 8]))
     """
