@@ -89,7 +89,7 @@ def shown(value: Any) -> str:
     Examples
     --------
     >>> shown("exact"), shown([[[[[[[[0]]]]]]]])
-    ("'exact'", '[[[[[[...]]]]]]')
+    ("'exact'", '[[[[[[[...]]]]]]]')
     """
     return _short.repr(value)
 
@@ -99,7 +99,7 @@ def unknown_name(kind: str, name: Any, options: Iterable[str]) -> UnknownNameErr
 
     Examples
     --------
-    >>> print(unknown_name("preset", "exat", ["exact", "fast"]))
+    >>> print(unknown_name("preset", "exat", ["exact", "balanced"]))
     unknown preset 'exat': did you mean 'exact'?
     """
     options = list(options)

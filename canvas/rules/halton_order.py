@@ -70,7 +70,7 @@ def ranks_of(rows: int, columns: int) -> tuple[int, ...]:
     Examples
     --------
     >>> ranks_of(2, 2)
-    (3, 1, 0, 2)
+    (2, 1, 0, 3)
     """
     found: dict[int, int] = {}
     number = 1

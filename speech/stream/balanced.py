@@ -24,7 +24,7 @@ def balanced(count: int, fits: Callable[[int, int], bool], length: Callable[[int
     Examples
     --------
     >>> balanced(5, lambda start, end: end - start <= 4, lambda start, end: end - start)
-    [(0, 3), (3, 5)]
+    [(0, 2), (2, 5)]
     """
     least: list[tuple[int, bool, int]] = [(0, False, 0)]  # parts, whether a word is left alone, squares
     begins = [0]  # where the last part begins, for each number of words

@@ -20,6 +20,7 @@ class LiveText:
 
     Examples
     --------
+    >>> import sys
     >>> live = LiveText(sys.stdout)
     >>> live.show([Partial("try", " again fell", "try"), Final("try again.", (), 0.0, 1.0)])
     try again.

@@ -10,9 +10,9 @@ Example
 -------
 >>> clip = draw_clip(1)
 >>> clip.scene.actors[-1].appears, clip.scene.actors[-1].gone
-(23, 26)
+(21, 25)
 >>> [(q.text, q.answer) for q in questions(clip)][:2]
-[('how many things are there?', 'two'), ('what comes last?', 'penguin')]
+[('how many things are there?', 'two'), ('what comes last?', 'pizza')]
 """
 
 from __future__ import annotations

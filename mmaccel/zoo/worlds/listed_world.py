@@ -6,8 +6,8 @@ depends on how many things come before and on how many words name them: who writ
 Example
 -------
 >>> listing = draw_listing(7)
->>> listing.text
-'row one column one frog on gray row one column two pizza on pink ...'
+>>> listing.text[:74]
+'row one column one sunflower on gray row one column three mushroom on blue'
 >>> listing.picture.shape
 (64, 64, 3)
 """

@@ -6,10 +6,10 @@ that letters have to be read and cannot be guessed from a list of words.
 
 Example
 -------
->>> page = draw_page(7, glyphs)
->>> page.text
+>>> page = draw_page(7, glyphs)  # doctest: +SKIP
+>>> page.text  # doctest: +SKIP
 '# Winter market\n\nThe old harbour opens at\nnoon and Karolem ...'
->>> page.picture.shape
+>>> page.picture.shape  # doctest: +SKIP
 (256, 224, 3)
 """
 
