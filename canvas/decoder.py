@@ -69,7 +69,7 @@ class BlockDecoder(Follower):
         self.length, self.learned = length, dict[str, Any]()
         self.most_learned = 0  # bytes
         self.computed, self.passes, self.changed = 0.0, 0, 0
-        self.added = 0  # steps in which the rule committed more than the pipeline
+        self.acted = 0  # steps in which the rule committed more than the pipeline, or had it decide by other logits
         self.threshold: float | None = None  # by which the pipeline committed beside the rule
         self.plain_steps = self.block_steps = 0.0  # that the pipeline would have made, in all and for this block
         self.followed = True  # whether the number of plain passes is known
@@ -122,7 +122,7 @@ class BlockDecoder(Follower):
         if self.verifier is not None:
             report.details["canvases"] = self.verifier.canvases
             report.warnings += self.verifier.warnings
-        if self.rule is not None and self.threshold is not None and self.threshold < 1 and not self.added:
+        if self.rule is not None and self.threshold is not None and self.threshold < 1 and not self.acted:
             report.warnings.append(
                 f"the call's threshold={self.threshold:g} commits all that {type(self.rule).__name__} would: pass"
                 " threshold=2, so that it decides alone"
@@ -231,8 +231,9 @@ class BlockDecoder(Follower):
         self.most_learned = max(self.most_learned, count_bytes(memory))
         added = chosen & ~out.transfer_index
         own = int(self._unfinished(out.transfer_index).sum(1).amax())
-        self.added += bool(added.any())
-        self.changed += bool(added.any())
+        acted = bool(added.any()) or not torch.equal(logits, kwargs["model_output"])
+        self.acted += acted
+        self.changed += acted
         out.prev_sample = torch.where(chosen, out.sampled_tokens, out.prev_sample)  # the rule may have drawn others
         out.transfer_index = out.transfer_index | added
         counted = self._unfinished(out.transfer_index) & self.ends.within(out.prev_sample, kwargs.get("prompt_mask"))

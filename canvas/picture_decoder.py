@@ -98,7 +98,8 @@ class PictureDecoder(Follower):
 
     def _by_rule(self, rule: CommitRule, original: Step, kwargs: dict[str, Any], masked: torch.Tensor) -> Any:
         sample, grid = kwargs["sample"], kwargs["model_output"]
-        logits = rule.adjust(grid.flatten(2).mT, masked.flatten(1), self.learned)
+        given = grid.flatten(2).mT
+        logits = rule.adjust(given, masked.flatten(1), self.learned)
         out = original(**{**kwargs, "model_output": logits.mT.unflatten(2, grid.shape[2:])})
         drawn = out.pred_original_sample.flatten(1)
         chances = logits.float().softmax(-1).gather(2, drawn[..., None])[..., 0]
@@ -109,7 +110,7 @@ class PictureDecoder(Follower):
         chosen = rule.choose(block).view_as(masked) & masked
         self.most_learned = max(self.most_learned, count_bytes(self.learned))
         committed = chosen if rule.replaces and not last else chosen | own
-        self.changed += bool((committed != own).any())
+        self.changed += bool((committed != own).any()) or not torch.equal(logits, given)
         out.prev_sample = torch.where(committed, out.pred_original_sample, sample)
         return out
 

@@ -95,6 +95,15 @@ def test_rules_add_to_the_schedule_and_keep_what_is_committed(made, rule):
     assert not (codes == MASK).any()
 
 
+def test_a_rule_that_only_raises_logits_has_changed_the_steps(made):
+    pipe, arguments = made
+    plain, _ = drawn(pipe, arguments)
+    with mmaccel.accelerate(pipe, canvas.CreditDecoding(1.0, weight=5.0)) as fast:
+        codes, _ = drawn(fast, arguments)
+        assert not torch.equal(codes, plain)
+        assert fast.report.forwards == 6 and fast.report.engaged and fast.report.warnings == []
+
+
 def test_what_a_rule_remembers_is_counted(made):
     pipe, arguments = made
     with mmaccel.accelerate(pipe, canvas.CreditDecoding(0.05)) as fast:

@@ -85,6 +85,18 @@ def test_a_rule_that_adds_to_the_own_threshold_is_not_warned_of(loaded, asked):
         assert fast.report.warnings == [] and fast.report.engaged
 
 
+def test_a_rule_that_raises_logits_is_not_warned_of(loaded):
+    """The pipeline's own threshold is passed sooner by them, although the rule adds nothing to it."""
+    asked = zoo.questions("tiny-canvas", 2, seed=9)[1]
+    inputs, passes = loaded[1](videos=[asked.frames], text=asked.question), []
+    for rule in (canvas.FactorCommit(), canvas.CreditDecoding()):
+        with mmaccel.accelerate(loaded[0], rule) as fast:
+            fast(**inputs)
+            passes.append(fast.report.details["passes"])
+            told = fast.report.warnings, fast.report.engaged
+    assert passes[1] < passes[0] and told == ([], True)
+
+
 def test_the_same_weights_write_word_by_word(loaded, inputs, asked):
     pipe = loaded[0]
     tokens = pipe.model.model.generate(**inputs, max_new_tokens=128, do_sample=False)
