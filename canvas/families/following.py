@@ -116,11 +116,19 @@ class Follower(ABC):
 def pipeline_call(scheduler: Any) -> FrameType | None:
     """The call of a pipeline with this scheduler, the innermost one among the callers; it may be another pipeline."""
     frame = inspect.currentframe()
-    while frame is not None and not (
-        frame.f_code.co_name == "__call__" and getattr(frame.f_locals.get("self"), "scheduler", None) is scheduler
-    ):
+    while frame is not None and not _calls_pipeline(frame, scheduler):
         frame = frame.f_back
     return frame
+
+
+def _calls_pipeline(frame: FrameType, scheduler: Any) -> bool:
+    """Whether it is the call of a pipeline with this scheduler, and not of a class of a user that has it too."""
+    from diffusers import DiffusionPipeline
+
+    if frame.f_code.co_name != "__call__":
+        return False
+    owner = frame.f_locals.get("self")
+    return isinstance(owner, DiffusionPipeline) and getattr(owner, "scheduler", None) is scheduler
 
 
 def _is_running(code: CodeType) -> bool:

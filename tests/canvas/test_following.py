@@ -176,3 +176,29 @@ def test_steps_that_are_gone_through_by_hand_are_followed():
                 logits, step, ids[:, -examples.BLOCK :], **given
             ).prev_sample
     assert (ids == examples.MASK).sum() < examples.BLOCK - 3, "more than the scheduler's one a step"
+
+
+class Loop:
+    """Of a user, who goes through the steps of a pipeline's parts."""
+
+    def __init__(self, pipe):
+        self.pipe, self.scheduler = pipe, pipe.scheduler
+
+    @torch.no_grad()
+    def __call__(self, steps, **given):
+        codes, committed = torch.full((1, SIDE, SIDE), CODES), []
+        self.scheduler.set_timesteps(steps)
+        for step in self.scheduler.timesteps:
+            codes = self.scheduler.step(self.pipe.transformer(codes, **given), step, codes).prev_sample
+            committed.append(int((codes != CODES).sum()))
+        return committed
+
+
+def test_a_loop_of_a_user_that_is_called_is_followed_as_one_by_hand():
+    pipe, arguments = pictures()
+    seen = []
+    with pipe.transformer.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True):
+        pipe(**arguments(steps=1, guidance_scale=1.0))
+    assert Loop(pipe)(8, **seen[0])[3] < SIDE * SIDE
+    with mmaccel.accelerate(pipe, canvas.HaltonOrder(4)):
+        assert Loop(pipe)(8, **seen[0])[3] == SIDE * SIDE
