@@ -6,7 +6,8 @@ import torch
 import mmaccel
 from mmaccel import canvas
 from mmaccel.canvas import examples
-from mmaccel.canvas.method import Block
+from mmaccel.canvas.method import MASKS, Block
+from mmaccel.canvas.presets import PRESETS
 from mmaccel.errors import SettingError
 
 
@@ -32,6 +33,13 @@ def test_factor_commit_goes_on_behind_a_gap():
     """The largest n counts, not the first that fails: 2 * 0.3 is too much for 0.5, and so is all that follows."""
     assert chosen(canvas.FactorCommit(0.7), [0.7, 0.7, 0.85, 0.2]) == [[0, 0, 1, 0]]
     assert chosen(canvas.FactorCommit(1.3), [0.7, 0.7, 0.7, 0.2]) == [[1, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("preset", PRESETS[MASKS].values(), ids=PRESETS[MASKS])
+def test_presets_say_what_is_left_to_add_to_the_threshold_of_the_pipeline(preset):
+    """One beside a sure token, that is not above 0.7."""
+    (rule,) = preset.methods
+    assert chosen(rule, [0.999, 0.69]) == [[1, int("nothing to add" not in preset.note)]]
 
 
 def test_committed_positions_are_left_alone_and_rows_are_apart():
