@@ -91,8 +91,8 @@ def video_code(request: VideoRequest, models: Models, rate: float = USUAL, field
     )
 
 
-def question_code(request: QuestionRequest, models: Models, told: Mapping[str, bool] | None = None) -> str:
-    """Python that gives the same answer; `told` is what the processor was told of the text."""
+def question_code(request: QuestionRequest, models: Models, text_options: Mapping[str, bool] | None = None) -> str:
+    """Python that gives the same answer; `text_options` is what the processor was told of the text."""
     model = request.choice.model
     own = model in zoo.names()
     options = f"max_new_tokens={request.max_new_tokens}, do_sample=False"
@@ -111,7 +111,7 @@ def question_code(request: QuestionRequest, models: Models, told: Mapping[str, b
         "",
         *([f"model, processor = zoo.load({model!r})", *_moved("model", models)] if own else hub),
         f"video = vlm.read_video({request.clip!r}, frames={request.frames}, max_side={request.max_side})",
-        *_asking(request, own, models, told or {}),
+        *_asking(request, own, models, text_options or {}),
         f"with mmaccel.accelerate(model, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
         f"    tokens = fast.generate(**inputs, {options})",
@@ -120,17 +120,18 @@ def question_code(request: QuestionRequest, models: Models, told: Mapping[str, b
     )
 
 
-def _asking(request: QuestionRequest, own: bool, models: Models, told: Mapping[str, bool]) -> list[str]:
+def _asking(request: QuestionRequest, own: bool, models: Models, text_options: Mapping[str, bool]) -> list[str]:
     """Lines that make the inputs: a shipped model's processor knows how a question is asked."""
     if own and not request.earlier:
         asked = f"videos=[video.frames], text={request.question!r}"
         return [f'inputs = processor({asked}, return_tensors="pt"){_sent(models)}']
-    more = f"{'' if own else '**told, '}{''.join(f'{key}={value}, ' for key, value in told.items())}"  # of transformers
+    clip = "" if own else "**told, "  # a processor of transformers is told of the clip
+    options = "".join(f"{key}={value}, " for key, value in text_options.items())
     return [
         f"conversation = {conversation(request)!r}",
         "text = processor.apply_chat_template(conversation, add_generation_prompt=True)",
         *([] if own else ['told = {"video_metadata": [video.metadata], "do_sample_frames": False}']),
-        f'inputs = processor(videos=[video.frames], text=[text], {more}return_tensors="pt").to(model.device)',
+        f'inputs = processor(videos=[video.frames], text=[text], {clip}{options}return_tensors="pt").to(model.device)',
     ]
 
 
