@@ -17,23 +17,14 @@ READER = "tiny-reader"
 
 def add_answer(parser: Any) -> None:
     """Add the arguments for the frames of a video and the length of an answer."""
-    most = "most frames to look at (default 32)"
-    parser.add_argument("--frames", type=whole(1, FRAMES), default=32, action=_Frames, help=most)
+    parser.add_argument("--frames", type=whole(1, FRAMES), default=32, help="most frames to look at (default 32)")
     length = "longest answer in tokens (default 32)"
     parser.add_argument("--max-new-tokens", type=whole(1, TOKENS), default=32, metavar="TOKENS", help=length)
 
 
 def add_fps(parser: Any) -> None:
     """Add the other way to say which frames of a video are looked at."""
-    looks = "frames per second to look at, instead of --frames; of the two the last holds"
-    parser.add_argument("--fps", type=positive, help=looks)
-
-
-class _Frames(argparse.Action):
-    """Takes back an earlier `--fps`, as of the command line for an item with `frames` of its own."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        namespace.frames, namespace.fps = values, None
+    parser.add_argument("--fps", type=positive, help="frames per second to look at, instead of --frames")
 
 
 def frames_of(arguments: argparse.Namespace) -> VideoFrames:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mmaccel.batch.batching import Batching
 from mmaccel.errors import PromptError
@@ -17,6 +18,7 @@ class VlmBatching(Batching):
     field = "video"
     reads = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif")
     writes = (".txt",)
+    instead: ClassVar[Mapping[str, str]] = {"frames": "fps"}
     help = "ask about videos"
 
     def add_item(self, parser: Any) -> None:

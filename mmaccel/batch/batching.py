@@ -24,6 +24,8 @@ class Batching(ABC):
         Further fields that name files.
     writes
         Endings of outputs; the first is the default.
+    instead
+        Fields that hold instead of an option of the command line, such as ``{"frames": "fps"}``.
     help
         What it does, such as ``"draw prompts"``.
     """
@@ -32,6 +34,7 @@ class Batching(ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[tuple[str, ...]]
+    instead: ClassVar[Mapping[str, str]] = {}
     help: ClassVar[str]
 
     def files_of(self, fields: Mapping[str, Any]) -> tuple[str, ...]:

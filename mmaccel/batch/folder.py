@@ -89,7 +89,8 @@ class OutputFolder:
             found = json.loads(path.read_bytes()) if records and path.exists() else wanted
         except (ValueError, RecursionError) as error:
             raise SettingError(f"{path} is not JSON ({error}): {advice}") from error
-        ending = found.get("ending") if isinstance(found, dict) else self.ending  # of the outputs that are there
+        settings = found if isinstance(found, dict) else {}
+        ending = settings.get("ending", self.ending)  # of the outputs that are there
         self.records = {key: record for key, record in records.items() if (self.path / f"{key}{ending}").is_file()}
         if self.records and found != wanted:
             raise SettingError(f"{self.path} holds outputs of another run ({_difference(found, wanted)}): {advice}")

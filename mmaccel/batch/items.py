@@ -59,10 +59,11 @@ class Item:
 def _content(path: str, known: Any = None) -> dict[str, Any]:
     """The hash of a file, and its state; None where it changed so lately that another change may leave it the same."""
     found = os.stat(path)
-    state = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    times = found.st_mtime_ns, found.st_ctime_ns
+    state = [path, found.st_size, *times]
     if known and known["state"] == state:
         return dict(known)
-    rests = time.time_ns() - max(state[1:]) > SETTLED
+    rests = time.time_ns() - max(times) > SETTLED
     with open(path, "rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "state": state if rests else None}
 

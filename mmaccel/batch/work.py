@@ -85,8 +85,9 @@ def arguments_of(item: Item, batching: Batching, usual: argparse.Namespace) -> a
     fields = dict(item.fields)
     value = fields.pop(batching.field)
     words = [_word(name, given) for name, given in fields.items()]
+    replaced = {batching.instead[name]: None for name in fields if name in batching.instead}
     try:
-        found = parser.parse_args(words, argparse.Namespace(**vars(usual)))
+        found = parser.parse_args(words, argparse.Namespace(**{**vars(usual), **replaced}))
     except SettingError as error:
         said = str(error).partition(" (`")[0]
         raise SettingError(re.sub(r"unrecognized arguments: --([^=]*).*", r"unknown field \1", said)) from None

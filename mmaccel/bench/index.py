@@ -129,7 +129,7 @@ def _machine(header: dict[str, Any]) -> str:
     return f"{machine['system']}, {machine['processor']}, {of}, {accelerator}"
 
 
-def _line(section: Section, row: Row, role: str, plain_quality: float | None) -> list[str]:
+def _line(section: Section, row: Row, role: str, of_plain: float | None) -> list[str]:
     told = {"simple": "simple alternative: ", "other": "others: "}.get(role, "")
     name = typed(section.name(row))
     speedup = "" if row["speedup"] is None else f"{row['speedup']:.2f}x"
@@ -140,7 +140,7 @@ def _line(section: Section, row: Row, role: str, plain_quality: float | None) ->
         quality += f" (worst {told_of_worst})"
     if not quality and row["exact"]:
         quality = "that of plain"
-        plain = "" if section.is_mixed else _figure(section, plain_quality)
+        plain = "" if section.is_mixed else _figure(section, of_plain)
     return [f"{told}{name}", "yes" if row["exact"] else "no", section.time(row), speedup, quality, plain]
 
 

@@ -15,10 +15,11 @@ ROOM = 2**20  # bytes that must fit, about what a picture or a clip of the shipp
 def replacing(path: Path) -> Iterator[Path]:
     """Write to a temporary file beside the target, and put it in place only if the block succeeds.
 
-    Of a link the file behind it is written, and a file that was there keeps its permissions.
+    Of a link the file behind it is written, and a file that was there keeps its permissions. The temporary file has
+    the ending that was named, by which formats are chosen.
     """
-    path = _behind(path)
     temporary = _temporary(path, "give another path")
+    path = _behind(path)
     try:
         yield temporary
     except BaseException:
@@ -47,7 +48,7 @@ def check_writable(path: Path | None, option: str = "-o") -> None:
     if path is None:
         return
     elsewhere = f"write elsewhere with {option}"
-    temporary = _temporary(_behind(path), elsewhere)
+    temporary = _temporary(path, elsewhere)
     try:
         temporary.write_bytes(bytes(ROOM))
     except OSError as error:
@@ -82,8 +83,9 @@ def _mode(path: Path) -> int:
     return 0o666 & ~mask
 
 
-def _temporary(path: Path, elsewhere: str) -> Path:
-    """A new file beside a path; errors say how to write elsewhere."""
+def _temporary(named: Path, elsewhere: str) -> Path:
+    """A new file beside the one that is written, with the ending that was named; errors say how to write elsewhere."""
+    path = _behind(named)
     if path.is_dir():
         raise OSError(f"{path} is a folder: give a file name")
     if path.exists() and not path.is_file():
@@ -91,7 +93,7 @@ def _temporary(path: Path, elsewhere: str) -> Path:
     if not path.parent.is_dir():
         raise OSError(f"there is no folder {path.parent}: create it first, or {elsewhere}")
     try:
-        handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=".mmaccel-", dir=path.parent)
+        handle, name = tempfile.mkstemp(suffix=named.suffix, prefix=".mmaccel-", dir=path.parent)
     except OSError as error:
         raise OSError(f"cannot write to {path.parent} ({error.strerror}): {elsewhere}") from error
     os.close(handle)

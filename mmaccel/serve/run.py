@@ -60,7 +60,13 @@ def serve(
     key: str,
     tell: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `tell` is told the address, at which :func:`listening` must be possible."""
+    """Serve until SIGINT or SIGTERM; `tell` is told the address.
+
+    Raises
+    ------
+    OSError
+        As :func:`listening` does.
+    """
     taken = listening(host, port)
     server = Server(endpoint, limits, key, (host, *hosts))
     place = f"[{host}]" if ":" in host else host

@@ -116,12 +116,14 @@ def test_questions_pages_and_lists(batch, tmp_path):
         (["--fps", "2"], {"frames": 4}, 4),
         (["--frames", "4"], {"fps": 2}, {"fps": 2.0}),
         (["--fps", "2"], {}, {"fps": 2.0}),
-        (["--fps", "2", "--frames", "4"], {}, 4),
+        (["--fps", "2", "--frames", "4"], {}, {"fps": 2.0}),
         (["--frames", "4", "--fps", "2"], {}, {"fps": 2.0}),
-        (["--frames", "4"], {"fps": 2, "frames": 5}, 5),
+        (["--fps", "2", "--frames", "3"], {"frames": 4}, 4),
+        (["--fps", "3"], {"fps": 2, "frames": 5}, {"fps": 2.0}),
+        (["--fps", "3"], {"frames": 5, "fps": 2}, {"fps": 2.0}),
     ),
 )
-def test_of_frames_and_fps_the_last_holds(words, row, looks, monkeypatch):
+def test_frames_of_a_second_come_before_a_number_and_an_item_before_the_command_line(words, row, looks, monkeypatch):
     monkeypatch.setattr(read_video, "read_video", lambda path, **asked: asked)
     monkeypatch.setattr(read_video, "read_at_most", lambda path, frames: frames)
     parser, batching = argparse.ArgumentParser(), VlmBatching()

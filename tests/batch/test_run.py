@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toy_batch import EchoCommand, usual
@@ -110,6 +111,11 @@ def test_another_format_is_refused_and_what_is_finished_stays(tmp_path):
             pass
     assert {path: path.read_bytes() for path in before} == before and len(before) == 2
     assert made(tmp_path, items("a", "b"))[0].before == 2
+    manifest, listed = (tmp_path / ".mmaccel" / name for name in ("manifest.json", "records.jsonl"))
+    manifest.write_text("{}")
+    with pytest.raises(SettingError, match="another run"):
+        made(tmp_path, items("a", "b"))
+    assert listed.read_bytes() == before[listed], "a manifest that says nothing of endings forgets nothing"
     for name in ("00.txt", "01.txt"):
         (tmp_path / name).unlink()
     with OutputFolder(tmp_path, {}, ".md") as folder:
@@ -161,6 +167,18 @@ def test_going_on_reads_no_file_again_that_is_as_it_was(tmp_path, monkeypatch):
     os.utime(file, ns=(2, 2))  # as copies have that keep times
     with pytest.raises(SettingError, match="a file that has changed since"):
         made(tmp_path / "out", found)
+
+
+def test_another_file_of_the_same_size_and_times_is_read(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    same = SimpleNamespace(st_size=1, st_mtime_ns=9, st_ctime_ns=9)
+    monkeypatch.setattr(items_module, "os", SimpleNamespace(stat=lambda path: same))
+    before, after = (Item("00", {"text": str(tmp_path / name)}, files=("text",)) for name in "ab")
+    made(tmp_path / "out", [before])
+    assert made(tmp_path / "out", [before])[0].before == 1
+    with pytest.raises(SettingError, match="from another item with this key"):
+        made(tmp_path / "out", [after])
 
 
 def test_a_file_of_moments_ago_is_read_again(tmp_path):

@@ -1,13 +1,14 @@
-"""SelectingCache and EvictingCache where nothing is dropped: `generate` as with DynamicCache."""
+"""SelectingCache and EvictingCache where nothing is dropped, and RollbackCache: `generate` as with DynamicCache."""
 
 import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
+from draft_models import call, gemma2
 from transformers import DynamicCache
 
-from mmaccel.cache import EvictingCache, SelectingCache, estimate_bytes
+from mmaccel.cache import EvictingCache, RollbackCache, SelectingCache, estimate_bytes
 from mmaccel.kernels.policies import DECODE
 from mmaccel.vlm import examples
 
@@ -18,6 +19,7 @@ MAKERS = {
     "evicting, small room": lambda config: EvictingCache(config, room=1),
 }
 NAMES = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+ALL = pytest.mark.parametrize("make", (RollbackCache, *MAKERS.values()), ids=("rollback", *MAKERS))
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,25 @@ def test_same_tokens_as_dynamic_cache(llama, make, batch):
     beams = {"num_beams": 3, "num_return_sequences": 2}
     plain = greedy(llama, DynamicCache(config=config), batch, **beams)
     assert torch.equal(greedy(llama, make(config), batch, **beams), plain)
+
+
+@ALL
+def test_layers_with_a_window(make):
+    """Prompts and answers are longer than it."""
+    model, given = gemma2(), call(2, 4)
+    plain = model.generate(**given)
+    assert torch.equal(model.generate(**given, past_key_values=make(model.config)), plain)
+
+
+@ALL
+def test_prompt_lookup_takes_tokens_back(llama, make):
+    model, given = llama[0], call()
+    taken, cache = [], make(model.config)
+    crop = cache.crop
+    cache.crop = lambda count: taken.append(count) or crop(count)
+    plain = model.generate(**given)
+    assert torch.equal(model.generate(**given, prompt_lookup_num_tokens=3, past_key_values=cache), plain)
+    assert min(taken) < 0
 
 
 @NAMES

@@ -1,4 +1,4 @@
-"""RollbackCache: its two ways to write, and how it grows; SelectingCache is held against `generate` with it."""
+"""RollbackCache: its two ways to write, and how it grows; `generate` with it is in test_full_caches."""
 
 import gc
 import weakref

@@ -135,6 +135,22 @@ def test_a_link_stays_and_the_file_behind_it_keeps_its_permissions(tmp_path):
         output.check_writable(tmp_path / "out.png")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links of POSIX")
+@pytest.mark.parametrize("name", ("behind", "behind.png"))
+def test_behind_a_link_is_written_what_the_named_ending_says(tmp_path, name):
+    behind, link = tmp_path / "shared" / name, tmp_path / "mine.webp"
+    behind.parent.mkdir()
+    behind.write_text("old")
+    link.symlink_to(behind)
+    output.check_writable(link)
+    with output.replacing(link) as temporary:
+        assert temporary.suffix == ".webp" and temporary.parent == behind.parent
+        clips.save([picture(8, 8)] * 2, temporary)
+    with Image.open(behind) as found:
+        assert found.format == "WEBP" and link.is_symlink()
+    assert list(behind.parent.iterdir()) == [behind]
+
+
 def test_a_file_is_closed_hidden_while_it_is_written_and_may_be_taken_away(tmp_path, monkeypatch):
     made, make = [], tempfile.mkstemp
     monkeypatch.setattr(tempfile, "mkstemp", lambda **options: made.append(make(**options)) or made[-1])

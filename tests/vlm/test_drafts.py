@@ -561,6 +561,13 @@ def test_the_report_says_why_drafts_are_chains(llama, batch, monkeypatch):
             assert fast.report.details.get("chains") == (reason if told else None) and not fast.report.warnings
 
 
+def test_flash_attention_takes_no_mask_of_its_own(llama, monkeypatch):
+    assert slots.unfit_for_rows(llama) is None
+    monkeypatch.setattr(llama.config, "_attn_implementation", "flash_attention_2")
+    reason = "attn_implementation='flash_attention_2' takes no mask of its own for each token"
+    assert slots.unfit_for_rows(llama) == reason
+
+
 @pytest.mark.parametrize(
     "setting",
     (

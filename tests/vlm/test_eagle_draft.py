@@ -6,7 +6,7 @@ import eagle_heads
 import pytest
 import torch
 from draft_models import NEW, call, deepseek_v3, gemma3, qwen3_next
-from quantized_weight import quantize
+from quantized_weight import QuantizedWeight, quantize
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
@@ -214,6 +214,21 @@ def test_a_head_takes_the_values_of_quantized_matrices(llama, tmp_path):
     finally:
         llama.get_output_embeddings().weight = kept
     assert torch.equal(found.output, plain.output) and torch.equal(found.embedding, plain.embedding)
+
+
+def test_a_quantized_matrix_is_read_once(llama, tmp_path, monkeypatch):
+    path, matrix = eagle_heads.write(tmp_path, llama, own=False), llama.get_output_embeddings()
+    read, values = [], QuantizedWeight.dequantize
+    monkeypatch.setattr(QuantizedWeight, "dequantize", lambda weight: read.append(weight) or values(weight))
+    kept = matrix.weight
+    quantize(matrix)
+    try:
+        with mmaccel.accelerate(llama, EagleDraft(head=path, always=True)) as fast:
+            for _ in range(2):
+                fast.generate(**call())
+                assert fast.report.details["drafted"] and len(read) == 1
+    finally:
+        matrix.weight = kept
 
 
 def test_a_window_is_that_of_the_mask(llama, tmp_path):

@@ -82,16 +82,16 @@ class EagleHead(nn.Module):
 
     def beside(self, model: Any) -> EagleHead:
         """The head on the device and in the type of the model it drafts for, which may have moved."""
-        matrix = _dense(model.get_output_embeddings().weight)
-        at = matrix.device, model.dtype
+        weight = model.get_output_embeddings().weight
+        at = weight.device, model.dtype
         if self._at == at:
             return self
         self._borrows = self._borrows or (self.embedding is None, self.output is None)
         self.rotary_emb = nn.Identity()
         self.to(*at)
-        self.rotary_emb = self._rotary().to(matrix.device)  # whose frequencies stay in float32
-        self.draft_tokens = self.draft_tokens.to(matrix.device)
-        given = _dense(model.get_input_embeddings().weight), matrix[self.draft_tokens]
+        self.rotary_emb = self._rotary().to(weight.device)  # whose frequencies stay in float32
+        self.draft_tokens = self.draft_tokens.to(weight.device)
+        given = _dense(model.get_input_embeddings().weight), _dense(weight)[self.draft_tokens]
         known = self.embedding, self.output
         self.embedding, self.output = (
             (theirs if borrows or own is None else own).to(*at)

@@ -6,10 +6,11 @@ that letters have to be read and cannot be guessed from a list of words.
 
 Example
 -------
->>> page = draw_page(7, glyphs)  # doctest: +SKIP
->>> page.text  # doctest: +SKIP
-'# Winter market\n\nThe old harbour opens at\nnoon and Karolem ...'
->>> page.picture.shape  # doctest: +SKIP
+>>> from mmaccel import zoo
+>>> (page,) = zoo.pages("tiny-reader", 1)  # drawn with the glyphs of the model
+>>> page.text.splitlines()[0]
+'# Zuhik shop flour storm'
+>>> page.picture.shape
 (256, 224, 3)
 """
 
