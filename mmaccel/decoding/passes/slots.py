@@ -36,7 +36,8 @@ ATTEND_THEMSELVES = (
 class Slots:
     """What stands where in a cache whose rows grow by different numbers of tokens.
 
-    A row that accepts fewer tokens than another gets places that nothing looks at, dropped once they are many.
+    A row that accepts fewer tokens than another gets places that nothing looks at. They are dropped once they are many,
+    but where layers keep a window, which forget what is old by places.
 
     Parameters
     ----------
