@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Number
@@ -95,7 +96,7 @@ class RecognizerTrial(BaseTrial):
         self.names: list[str] = []
         self.seconds = 0.0  # of the longest segment; 0 where nobody says
         self.is_batch = audio is None
-        self.languages = {self._told()} if audio is None else set()
+        self.languages: list[str] = []  # of the text of each recording
         self.calls = [[self._own_call()]] if audio is None else self._calls(audio, endpoint)
         self.draws = bool(self.inputs.get("do_sample"))
         self.seedless = "" if self.draws else "without do_sample=True nothing is drawn"
@@ -111,6 +112,7 @@ class RecognizerTrial(BaseTrial):
         if not rows:
             raise SettingError("nothing to transcribe: give audio='talk.wav', samples, or the arguments of generate")
         self.names = [f"row {number + 1}" for number in range(rows[0])] if rows[0] > 1 else [""]
+        self.languages = [self._language(None)] * len(self.names)
         return dict(self.inputs)
 
     def _calls(self, audio: Any, endpoint: str | EndpointPolicy | None) -> list[list[dict[str, Any]]]:
@@ -127,13 +129,18 @@ class RecognizerTrial(BaseTrial):
         parts = [samples] if policy is None else spoken(name, samples, policy)
         self.names.append(name)
         prepared = [self._prepared(part) for part in parts]
-        self.languages.add(self._told() or self.recogniser.language_of(self.recogniser.encode(parts[0])))
+        self.languages.append(self._language(parts[0]))
         return prepared
 
-    def _told(self) -> str:
-        """The language of the call, or the only one of the model; empty where neither is known."""
-        told = self.inputs.get("language")
-        return language_code(told if isinstance(told, str) else self.recogniser.only_language)
+    def _language(self, samples: torch.Tensor | None) -> str:
+        """The language of a text: that of the call, the only one of the model, or heard; empty where none is known."""
+        adapter, told = self.recogniser, self.inputs.get("language")
+        if (self.inputs.get("task") or adapter.task) == "translate":
+            return "en"
+        if isinstance(told, str):
+            return language_code(told)
+        heard = adapter.encode(samples) if adapter.detects and samples is not None else None
+        return adapter.only_language or adapter.language_of(heard)
 
     def _prepared(self, samples: torch.Tensor) -> dict[str, Any]:
         """Arguments of `generate` for samples `[n]`; greedy and no longer than speech can be, unless asked for."""
@@ -199,7 +206,8 @@ class RecognizerTrial(BaseTrial):
         return one.tokens == other.tokens
 
     def judge(self, plain: Transcription, other: Transcription) -> dict[str, float]:
-        return judged_texts(self.references, self.texts(plain), self.texts(other), self.languages == {"en"})
+        english = [language == "en" for language in self.languages]
+        return judged_texts(self.references, self.texts(plain), self.texts(other), english)
 
     def show(self, output: Transcription) -> Shown:
         return Shown(texts=self.texts(output), names=self.names)
@@ -229,7 +237,9 @@ def checked_texts(reference: Any, count: int) -> list[str] | None:
     return texts
 
 
-def judged_texts(references: list[str] | None, plain: list[str], other: list[str], english: bool) -> dict[str, float]:
+def judged_texts(
+    references: list[str] | None, plain: list[str], other: list[str], english: Sequence[bool]
+) -> dict[str, float]:
     """Word errors of texts where references are known, their distance to the plain ones, and how many are equal."""
     found = {} if references is None else {ERRORS.key: word_errors(references, other, english)}
     same = sum(one == two for one, two in zip(plain, other, strict=True)) / len(plain)

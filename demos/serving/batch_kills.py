@@ -183,4 +183,4 @@ def page(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    pages.run(__doc__, page, measure, items={"type": int, "default": 500})
+    pages.run(__doc__, page, measure, threads=False, items={"type": int, "default": 500})

@@ -122,4 +122,4 @@ def page(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    pages.run(__doc__, page, measure, **load_options(minutes=5))
+    pages.run(__doc__, page, measure, threads=False, **load_options(minutes=5))

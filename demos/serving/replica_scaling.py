@@ -89,4 +89,4 @@ def page(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    pages.run(__doc__, page, measure, **load_options(minutes=4))
+    pages.run(__doc__, page, measure, threads=False, **load_options(minutes=4))

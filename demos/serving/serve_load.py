@@ -195,4 +195,4 @@ def load_options(minutes: float) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    pages.run(__doc__, page, measure, **load_options(minutes=10))
+    pages.run(__doc__, page, measure, threads=False, **load_options(minutes=10))

@@ -252,4 +252,4 @@ def page(result: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     kind = {"choices": list(KINDS), "required": True, "help": "what is served", "dest": "served"}
-    pages.run(__doc__, page, measure, kind=kind, **load_options(minutes=4))
+    pages.run(__doc__, page, measure, threads=False, kind=kind, **load_options(minutes=4))

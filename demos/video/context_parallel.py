@@ -154,4 +154,4 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    pages.run(__doc__, page, measure, rounds={"type": int, "default": 5})
+    pages.run(__doc__, page, measure, threads=False, rounds={"type": int, "default": 5})

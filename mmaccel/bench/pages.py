@@ -47,6 +47,8 @@ def run(
     about: str | None,
     page: Callable[[dict[str, Any]], str],
     measure: Callable[..., dict[str, Any] | Iterator[dict[str, Any]]],
+    plot: Callable[[dict[str, Any], Path], None] | None = None,
+    threads: bool = True,
     **options: dict[str, Any],
 ) -> None:
     """All of a script that measures: read its command line, measure by so many `--threads`, write result and page.
@@ -59,21 +61,28 @@ def run(
         The page of a result.
     measure
         Takes the options by name, and returns a result, or results that grow: each is written.
+    plot
+        Draws the picture of a result to a path, beside its page; default None for none.
+    threads
+        Whether there is the option `--threads` (default True): not where processes of one thread each do the work.
     options
         Name of an option to what `add_argument` takes.
     """
     import torch
 
     parser = output_parser(about)
-    parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
+    if threads:
+        parser.add_argument("--threads", type=int, default=1, help="of the processor (default 1)")
     for name, settings in options.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **settings)
     told = vars(parser.parse_args())
     output = told.pop("output")
-    torch.set_num_threads(told.pop("threads"))
+    torch.set_num_threads(told.pop("threads", 1))
     found = measure(**told)
     for result in [found] if isinstance(found, dict) else found:
         write(output, result, page)
+        if plot is not None:
+            plot(result, output.with_suffix(".png"))
 
 
 def write(path: Path, result: dict[str, Any], page: Callable[[dict[str, Any]], str]) -> None:

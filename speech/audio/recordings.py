@@ -8,6 +8,7 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -145,17 +146,22 @@ def example() -> Recording:
     return Recording(whole.name, whole.samples[: round(8.4 * RATE)], text)
 
 
-def word_errors(references: list[str], texts: list[str], english: bool = True) -> float:
+def word_errors(references: list[str], texts: list[str], english: bool | Sequence[bool] = True) -> float:
     """Share of words that are wrong; in scripts without spaces, of characters.
 
     English as the leaderboards count it, normalised by transformers' `EnglishTextNormalizer`, which leaves out words
-    and vowels of other languages. Of those only case and punctuation do not count.
+    and vowels of other languages. Of those only case and punctuation do not count. `english` says it of all texts, or
+    of each.
     """
     import jiwer
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
-    normalize = EnglishTextNormalizer({}) if english else _apart
-    return float(jiwer.wer([normalize(text) for text in references], [normalize(text) for text in texts]))
+    normalize, each = EnglishTextNormalizer({}), [english] * len(texts) if isinstance(english, bool) else english
+
+    def words(said: list[str]) -> list[str]:
+        return [normalize(text) if one else _apart(text) for text, one in zip(said, each, strict=True)]
+
+    return float(jiwer.wer(words(references), words(texts)))
 
 
 def _apart(text: str) -> str:

@@ -36,7 +36,7 @@ def name_of(r: dict[str, Any]) -> str:
     """Method with the settings that tell its rows apart."""
     if r["method"] == "fixed chunks":
         return f"fixed chunks of {r['settings']['seconds']:g} s"
-    return f"{r['method']}, block {r['settings']['block']}" if r["table"] == "codec" else str(r["method"])
+    return str(r["method"])
 
 
 def table(rows: list[dict[str, Any]]) -> str:

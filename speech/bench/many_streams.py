@@ -33,9 +33,9 @@ KINDS = {"passes": "_passes", "encodings": "encode_together"}  # and what the ga
 INTRO = """
 What a stream of Moonshine tiny costs where several share one model, by `python -m mmaccel.speech.bench.many_streams`:
 {seconds:g} s of human speech for each, from another place on, pushed to `asr.streams(n)` half a second at a time.
-Processor seconds on one thread, of a machine that others used too; *alone* are the same streams one after the other;
-both ways hear each half second in turn. *A batch* is how many texts a pass of the decoder served, and pieces a pass of
-the encoder. *Equal* are streams with the same events as alone: words, times, promises. All rows are in
+Processor seconds, of a machine that others used too; *alone* are the same streams one after the other; both ways hear
+each half second in turn. *A batch* is how many texts a pass of the decoder served, and pieces a pass of the encoder.
+*Equal* are streams with the same events as alone: words, times, promises. All rows are in
 [speech_streams.json](speech_streams.json).
 
 ![seconds of audio that a processor second is enough for](speech_streams.png)
@@ -171,19 +171,13 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure, and write the result, its page and its picture."""
-    parser = pages.output_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=20, help="of audio for each stream (default 20)")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
+def measure(seconds: float) -> dict[str, Any]:
+    """The streams that go on, then the curve."""
     asr = StreamingRecognizer(*load("moonshine-tiny"))
-    steady = [*tqdm(long(asr, LONG, MINUTES, args.seconds))]  # first, while memory is that of eight
-    made = [*tqdm(curve(asr, COUNTS, args.seconds)), *steady]
-    result = results.result(made)
-    pages.write(args.output, result, page)
-    plot(result, args.output.with_suffix(".png"))
+    steady = [*tqdm(long(asr, LONG, MINUTES, seconds))]  # first, while memory is that of eight
+    return results.result([*tqdm(curve(asr, COUNTS, seconds)), *steady])
 
 
 if __name__ == "__main__":
-    main()
+    seconds = {"type": float, "default": 20, "help": "of audio for each stream (default 20)"}
+    pages.run(__doc__, page, measure, plot, seconds=seconds)

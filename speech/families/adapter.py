@@ -110,7 +110,7 @@ class SpeechAdapter(Adapter):
         SettingError
             If this model cannot be told one of them.
         """
-        is_own = language and language_code(language) in (AUTO, language_code(self.only_language) or None)
+        is_own = language and language_code(language) in (AUTO, self.only_language or None)
         given = {
             "language": "" if is_own else language,
             "task": "" if task == "transcribe" else task,
@@ -123,13 +123,16 @@ class SpeechAdapter(Adapter):
                     " openai/whisper-tiny"
                 )
 
-    def language_of(self, encoded: Encoded) -> str:
-        """The language of a piece of audio: the one that the model was told, or tells; empty where it tells none."""
+    def language_of(self, encoded: Encoded | None) -> str:
+        """The language of a piece of audio: the one that the model was told, or tells; empty where it tells none.
+
+        Only a model that :attr:`detects` needs the audio.
+        """
         return ""
 
     @property
     def only_language(self) -> str:
-        """The name of the language of a model that has no other, where it is known; else empty."""
+        """The code of the language of a model that has no other, where it is known; else empty."""
         return ""
 
     def in_language(self, prompt: Sequence[int], language: str) -> Sequence[int]:

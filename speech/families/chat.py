@@ -70,7 +70,7 @@ class ChatAdapter(WrittenAdapter):
             return error
         return None
 
-    def language_of(self, encoded: Encoded) -> str:
+    def language_of(self, encoded: Encoded | None) -> str:
         return language_code(self._told.get("language", ""))
 
     def encode(self, samples: torch.Tensor) -> Encoded:

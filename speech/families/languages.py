@@ -18,16 +18,3 @@ def language_code(language: str) -> str:
     name = language.lower().strip("<|>")
     without_region = name.replace("_", "-").partition("-")[0]
     return str(TO_LANGUAGE_CODE.get(name) or TO_LANGUAGE_CODE.get(without_region, without_region))
-
-
-def language_name(code: str) -> str:
-    """``"german"`` for ``"de"``; empty where there is none.
-
-    Examples
-    --------
-    >>> language_name("de"), language_name("xx")
-    ('german', '')
-    """
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
-    return str(LANGUAGES.get(code, ""))

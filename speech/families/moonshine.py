@@ -16,7 +16,6 @@ from ..decoding.growing_convolutions import GrowingConvolutions
 from ..decoding.packed import can_pack, packed_attention
 from .adapter import Encoded
 from .encoder_decoder import EncoderDecoderAdapter
-from .languages import language_name
 
 OTHER_LANGUAGE = re.compile(r".*-(?!en)[a-z]{2}/?")  # the names of checkpoints such as moonshine-tiny-ja
 # The names of the authors' checkpoints, and of the folder of the one that is shipped: without a language for English.
@@ -126,6 +125,6 @@ class MoonshineAdapter(EncoderDecoderAdapter):
 
 
 def language_of_checkpoint(model: Any) -> str:
-    """The language of a checkpoint that the authors of Moonshine released, by its name; empty of any other."""
+    """Of a checkpoint that the authors of Moonshine released, the code that its name tells; empty of any other."""
     released = RELEASED.fullmatch(str(model.name_or_path))
-    return language_name(released[1] or "en") if released else ""
+    return released[1] or "en" if released else ""

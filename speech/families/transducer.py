@@ -79,7 +79,7 @@ class StreamingTransducerAdapter(StreamedAdapter):
         if language:
             self.language = "" if language == AUTO else _spelled(language, known)
 
-    def language_of(self, encoded: Encoded) -> str:
+    def language_of(self, encoded: Encoded | None) -> str:
         return language_code(self.language)
 
     def begin(self) -> NemotronStream:
@@ -92,9 +92,13 @@ class StreamingTransducerAdapter(StreamedAdapter):
 
 
 def _spelled(language: str, known: Mapping[str, int]) -> str:
-    """A language as a processor spells it: the given name, its code, or the first of its regions."""
-    code = language_code(language)
-    for name in (language, code, *(name for name in known if name.startswith(f"{code}-"))):
+    """A language as a processor spells it: the given name in any spelling, its code, or the first of its regions."""
+    folded, code = {_folded(name): name for name in known}, language_code(language)
+    for name in (folded.get(_folded(language), code), *(one for one in known if one.startswith(f"{code}-"))):
         if name in known:
             return name
     raise unknown_name("language", language, known)
+
+
+def _folded(language: str) -> str:
+    return language.lower().replace("_", "-")

@@ -126,7 +126,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
 
     @property
     def only_language(self) -> str:
-        return "" if self._is_multilingual else "english"
+        return "" if self._is_multilingual else "en"
 
     @property
     def _is_multilingual(self) -> bool:
@@ -226,8 +226,8 @@ class WhisperAdapter(EncoderDecoderAdapter):
     def detects(self) -> bool:
         return bool(self._languages) and not self.language
 
-    def language_of(self, encoded: Encoded) -> str:
-        return self.detect_language(encoded) if self.detects else self.language or ""
+    def language_of(self, encoded: Encoded | None) -> str:
+        return self.detect_language(encoded) if encoded is not None and self.detects else self.language or ""
 
     def in_language(self, prompt: Sequence[int], language: str) -> Sequence[int]:
         if not language:

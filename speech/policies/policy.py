@@ -12,6 +12,10 @@ from mmaccel.method import Checked
 from ..families.adapter import Encoded, SpeechAdapter
 from ..stream.units import behind, covered, units
 
+# Hypotheses of a segment: four looks, often less than 0.2 s apart, for each of the ten that LocalAgreement compares at
+# most.
+REMEMBERED = 40
+
 
 @dataclass(frozen=True)
 class SegmentHypothesis:
@@ -59,7 +63,7 @@ class Commitment:
     def __init__(self, policy: StreamingPolicy, committed: Sequence[str] = ()) -> None:
         self.policy, self.committed = policy, list(committed)
         self.tail: list[str] = []
-        self.heard: deque[tuple[float, list[str]]] = deque(maxlen=40)
+        self.heard: deque[tuple[float, list[str]]] = deque(maxlen=REMEMBERED)
         self.passes = 0
 
     def update(self, hypothesis: SegmentHypothesis) -> list[str]:

@@ -106,9 +106,9 @@ class Streamed:
         return [joined_text(event.text for event in events if isinstance(event, Final)) for events in self.events]
 
     @property
-    def languages(self) -> set[str]:
-        """Those that were told or heard."""
-        return {event.language for events in self.events for event in events if isinstance(event, Final)}
+    def languages(self) -> list[set[str]]:
+        """Those that were told or heard in each stream."""
+        return [{event.language for event in events if isinstance(event, Final)} for events in self.events]
 
     @property
     def lag(self) -> float | None:
@@ -161,7 +161,9 @@ class StreamTrial(BaseTrial):
         return one.events == other.events
 
     def judge(self, plain: Streamed, other: Streamed) -> dict[str, float]:
-        english = self.target.adapter.only_language == "english" or plain.languages == {"en"}
+        adapter = self.target.adapter
+        is_all = adapter.only_language == "en" or adapter.task == "translate"
+        english = [is_all or languages == {"en"} for languages in plain.languages]
         found = judged_texts(self.references, plain.texts, other.texts, english)
         return found if other.lag is None else {**found, LAG.key: other.lag}
 

@@ -156,9 +156,9 @@ def covered(known: Sequence[str], heard: Sequence[str]) -> int:
 def _edits(known: str, heard: str) -> list[int]:
     """Least edits that make `known` each of the beginnings of `heard` (Levenshtein, 1965)."""
     places = np.arange(len(heard) + 1)
-    letters, row = np.array([*heard]), places
+    characters, row = np.array([*heard]), places
     for count, character in enumerate(known, 1):
-        changed = np.minimum(row[:-1] + (letters != character), row[1:] + 1)
+        changed = np.minimum(row[:-1] + (characters != character), row[1:] + 1)
         # a letter more than at the place before, wherever that is less
         row = places + np.minimum.accumulate(np.concatenate([[count], changed]) - places)
     return [int(edits) for edits in row]

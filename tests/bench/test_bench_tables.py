@@ -164,6 +164,26 @@ def test_a_script_that_measures_is_told_its_options_and_on_how_many_threads_to_c
     assert threads == [1, 3]
 
 
+def test_a_script_whose_processes_have_one_thread_each_is_asked_for_no_others(monkeypatch, tmp_path, capsys):
+    threads = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    words = ["script", "--output", str(tmp_path / "x")]
+    monkeypatch.setattr("sys.argv", words)
+    pages.run("about", str, dict, threads=False)
+    assert threads == [1], "as its page says"
+    monkeypatch.setattr("sys.argv", [*words, "--threads", "3"])
+    with pytest.raises(SystemExit):
+        pages.run("about", str, dict, threads=False)
+    assert "unrecognized arguments: --threads 3" in capsys.readouterr().err
+
+
+def test_the_picture_of_a_result_is_drawn_beside_its_page(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["script", "--output", str(tmp_path / "new" / "x")])
+    pages.run("about", str, lambda: {"rows": 2}, lambda result, path: path.write_text(f"drawn of {result}"))
+    assert (tmp_path / "new" / "x.png").read_text() == "drawn of {'rows': 2}"
+
+
 def test_every_result_of_a_script_that_measures_is_written(monkeypatch, tmp_path):
     def measure():
         for count in (1, 2):

@@ -57,7 +57,7 @@ def test_words_have_their_times(ask, recording, made):
     assert told.duration == pytest.approx(9.98, abs=0.2)
     few = ask.create(model="moonshine-tiny", file=recording, response_format="verbose_json", language="en-US")
     assert few.words is None
-    assert told.language == few.language == "english", "it is the checkpoint of English"
+    assert told.language == few.language == "en", "it is the checkpoint of English"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_words_have_their_times(ask, recording, made):
         (None, ["fr"], "", "fr"),
         ("auto", [], "", "unknown"),
         (None, [""], "", "unknown"),
-        ("en", [""], "english", "english"),
+        ("en", [""], "en", "en"),
     ),
 )
 def test_the_language_is_the_one_that_was_heard(told, heard, only, expected):

@@ -267,14 +267,14 @@ def test_other_languages_have_more_tokens_in_a_second():
     multilingual, _ = _multilingual()
     assert multilingual.limit(0.5) == 24 and multilingual.limit(9) == 364
     english = WhisperAdapter(examples.whisper()[0])
-    assert english.limit(1) == 11 and (english.only_language, multilingual.only_language) == ("english", "")
+    assert english.limit(1) == 11 and (english.only_language, multilingual.only_language) == ("en", "")
     moonshine = MoonshineAdapter(examples.moonshine()[0])
     for name, most, language in (
-        ("UsefulSensors/moonshine-tiny-ja", 134, "japanese"),
-        ("models/moonshine-base-uk/", 134, "ukrainian"),
-        ("UsefulSensors/moonshine-tiny", 69, "english"),
-        ("moonshine-tiny-en", 69, "english"),
-        ("speech/moonshine-tiny-0123456789ab", 69, "english"),
+        ("UsefulSensors/moonshine-tiny-ja", 134, "ja"),
+        ("models/moonshine-base-uk/", 134, "uk"),
+        ("UsefulSensors/moonshine-tiny", 69, "en"),
+        ("moonshine-tiny-en", 69, "en"),
+        ("speech/moonshine-tiny-0123456789ab", 69, "en"),
         ("runs/moonshine-of-mine", 69, ""),
     ):
         moonshine.target.name_or_path = name

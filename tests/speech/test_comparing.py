@@ -23,7 +23,8 @@ from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
 from mmaccel.speech.audio.recordings import word_errors
 from mmaccel.speech.bench import parts as benchmark_parts
-from mmaccel.speech.comparing import RecognizerTrial, Transcription, _total, cut, judged_texts, name_of, recording
+from mmaccel.speech.comparing import RecognizerTrial, Transcription, _total, cut, name_of, recording
+from mmaccel.speech.families.moonshine import MoonshineAdapter
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 
 pytest.importorskip("jiwer")
@@ -116,10 +117,15 @@ def test_words_of_other_languages_are_counted_whole(reference, heard, expected):
     assert word_errors([reference], [heard], english=False) == pytest.approx(expected)
 
 
+def judge(found, references, texts):
+    """Word errors as a trial counts them that heard these texts."""
+    found.references, found.texts = references, lambda output: texts
+    return found.judge(Transcription(), Transcription())["errors"]
+
+
 def test_english_is_counted_as_leaderboards_do_where_it_is_english(moonshine, whisper):
     def is_english(model, **call):
-        found = trial(model, **call)
-        return judged_texts(["um, I'm sure"], ["I am sure"], ["I am sure"], found.languages == {"en"})["errors"] == 0
+        return judge(trial(model, **call), ["um, I'm sure"], ["I am sure"]) == 0
 
     target, processor = examples.moonshine()[0], moonshine[1]
     assert not is_english((target, processor)), "nobody says which language"
@@ -133,9 +139,32 @@ def test_english_is_counted_as_leaderboards_do_where_it_is_english(moonshine, wh
         setattr(multilingual.generation_config, name, value)
     told = [is_english((multilingual, whisper[1]), language=language) for language in ("english", "de")]
     assert told == [True, False]
+    assert is_english((multilingual, whisper[1]), language="de", task="translate"), "a translation is English"
     adapter = find_adapter(multilingual)
     adapter.processor = whisper[1]
     assert is_english((multilingual, whisper[1])) == (adapter.detect_language(adapter.encode(said())) == "en")
+    multilingual.generation_config.task = "translate"
+    assert is_english((multilingual, whisper[1])), "nor is another the checkpoint's own"
+
+
+def test_each_recording_counts_by_its_own_language(moonshine, monkeypatch):
+    """One of another language does not take the leaderboards' normaliser from the others."""
+    languages = iter(("en", "de"))
+    monkeypatch.setattr(MoonshineAdapter, "language_of", lambda self, encoded: next(languages))
+    found = trial(moonshine, audio=[said(), said(0.6, 4)])
+    assert found.languages == ["en", "de"]
+    assert judge(found, ["um, I'm sure", "um die Ecke"], ["I am sure", "die Ecke"]) == 1 / 6
+
+
+def test_only_a_model_that_detects_its_language_hears_a_recording_before_the_runs(moonshine, monkeypatch):
+    heard = []
+    encode = MoonshineAdapter.encode
+    monkeypatch.setattr(MoonshineAdapter, "encode", lambda self, samples: heard.append(1) or encode(self, samples))
+    trial(moonshine)
+    assert not heard
+    monkeypatch.setattr(MoonshineAdapter, "detects", True)
+    trial(moonshine)
+    assert heard
 
 
 def test_the_report_of_a_run_adds_up_its_calls(moonshine):
@@ -242,7 +271,7 @@ def test_the_figures_of_the_benchmark(family, request, monkeypatch):
     adapter = find_adapter(target)
     adapter.processor = processor
     recordings, texts = [said(), said(0.6, 4)], ["w5 w6 w7", "w20 w21"]
-    errors = functools.partial(word_errors, english=adapter.only_language == "english")
+    errors = functools.partial(word_errors, english=adapter.only_language == "en")
     table = benchmark_parts.generate_rows("tiny", adapter, [[r] for r in recordings], texts, errors)
     drafted, merged = table
     methods = (speech.SuffixDraft(), speech.MergeAudioTokens())

@@ -295,7 +295,17 @@ def test_languages_of_a_transducer():
     assert torch.equal(said[0].hidden_states, said[1].hidden_states)
     assert not torch.equal(said[0].hidden_states, said[2].hidden_states)
     processor.prompt_dictionary |= {"zh-CN": 0, "zh-TW": 0, "pt-BR": 1, "pt": 1}
-    for language, spelling in (("de-AT", "de"), ("German", "de"), ("zh", "zh-CN"), ("zh-TW", "zh-TW"), ("PT", "pt")):
+    for language, spelling in (
+        ("de-AT", "de"),
+        ("German", "de"),
+        ("zh", "zh-CN"),
+        ("zh-TW", "zh-TW"),
+        ("zh_TW", "zh-TW"),
+        ("PT", "pt"),
+        ("pt_BR", "pt-BR"),
+        ("pt-br", "pt-BR"),
+        ("pt-AO", "pt"),
+    ):
         assert base.told(language).adapter.language == spelling
     with pytest.raises(UnknownNameError, match="language 'xx'"):
         StreamingRecognizer(model, processor, language="xx")

@@ -19,10 +19,14 @@ def asr():
 def test_streams_are_measured_and_compared(asr, monkeypatch, tmp_path):
     sound = torch.cat([torch.zeros(4_000), examples.sound()[0]])
     monkeypatch.setattr(many_streams, "inputs", lambda count, seconds: [sound[100 * n :] for n in range(count)])
-    made = [*many_streams.curve(asr, (1, 2), 1.25), *many_streams.long(asr, 2, 0.01, 1.25)]
+    monkeypatch.setattr(many_streams, "load", lambda name: ())
+    monkeypatch.setattr(many_streams, "StreamingRecognizer", lambda: asr)
+    for name, value in {"COUNTS": (1, 2), "LONG": 2, "MINUTES": 0.01}.items():
+        monkeypatch.setattr(many_streams, name, value)
+    result = many_streams.measure(1.25)
+    made = result["rows"]
     assert [(row["streams"], row["equal"]) for row in made[:2]] == [(1, 1), (2, 2)]
     assert made[0]["batch"]["passes"] == 1 < made[1]["batch"]["passes"] <= 2 and made[2]["peak_bytes"] > 0
-    result = results.result(made)
     page = many_streams.page(result)
     assert "2 of 2" in page and f"| {made[1]['share']:.2f} |" in page
     many_streams.plot(result, tmp_path / "curve.png")

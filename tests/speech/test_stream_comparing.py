@@ -100,8 +100,19 @@ def test_words_count_by_the_language_that_the_finals_tell(model):
         return made.judge(heard, heard)["errors"]
 
     assert errors("en") == 0 < errors("de") == errors("")
+    made.target.adapter.task = "translate"
+    assert errors("de") == 0, "a translation is English"
+    made.target.adapter.task = "transcribe"
     made.target.adapter.target = SimpleNamespace(name_or_path="moonshine-tiny")
     assert errors("") == 0, "it has no other language"
+
+
+def test_each_stream_counts_by_its_own_language(model):
+    made = trial(model, [said(), said()])
+    made.references = ["um, I'm sure", "um die Ecke"]
+    finals = (Final("I am sure", (), 0.0, 1.0, language="en"), Final("die Ecke", (), 0.0, 1.0, language="de"))
+    heard = Streamed([[final] for final in finals], [StreamStats()] * 2)
+    assert made.judge(heard, heard)["errors"] == 1 / 6
 
 
 @pytest.mark.parametrize(
