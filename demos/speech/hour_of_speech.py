@@ -85,7 +85,7 @@ def page(result: dict[str, Any]) -> str:
         "Streams of Moonshine tiny with LocalAgreement, by `python -m mmaccel.demos.speech.hour_of_speech`: the same"
         " speech"
         f" again and again, with silence and noise between in rounds of {seconds:.0f} s, and without any pause, where a"
-        " segment ends because it is too long. Nothing may drift. On one thread, in CPU seconds; lags are from the end"
+        " segment ends because it is too long. Nothing may drift. In CPU seconds; lags are from the end"
         " of speech at a pause and count computing. A new stream heard the same round at the same time. All"
         f" {len(result['rows'])} rounds are in [speech_hour.json](speech_hour.json)."
     )

@@ -64,7 +64,7 @@ def page(result: dict[str, Any], parts: int = 6) -> str:
         f" all its tokens, answers {result['plain_right']:.1%} of the same questions right. With the policy `window` a"
         " stream remembers the last clip; with `peak_end` and `budget` half of the memory is for the clips before it,"
         " which these questions do not mean and a model takes for the same scene. Each stream sees each clip in turn;"
-        " processor time is of one thread."
+        " time is the processor's."
     )
     ways = dict.fromkeys(row["way"] for row in result["rows"])
     tables = {way: [row for row in result["rows"] if row["way"] == way] for way in ways}

@@ -61,8 +61,7 @@ def page(result: dict[str, Any]) -> str:
     kinds = list(dict.fromkeys(sample["text"] for sample in result["samples"] if "text" in sample))
     intro = (
         f"By `python -m mmaccel.demos.vlm.long_prompts`: {MODEL} with prompts of {result['length']} tokens, in"
-        " float32, on"
-        f" one thread. The texts are {len(kinds)} ({', '.join(kinds)}). Seconds to the first token are the processor's,"
+        f" float32. The texts are {len(kinds)} ({', '.join(kinds)}). Seconds to the first token are the processor's,"
         " since others were at work on the machine: medians"
         " over the texts, by turns; the speed-up is the median of those of each text. The clock's are in the raw rows."
         f" *Loss* is nats per token over the next {NEW} tokens, *found* is of numbers planted in"

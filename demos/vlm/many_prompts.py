@@ -59,7 +59,7 @@ def page(result: dict[str, Any], parts: int = 10) -> str:
         f"`{result['method']}` on the language model of `{MODEL}`, by `python -m mmaccel.demos.vlm.many_prompts`:"
         f" {len(result['rows'])} prompts in one session, each of {WORDS} words drawn by chance, with answers of"
         f" {max(row['tokens'] for row in result['rows'])} tokens. Before the run its plan says that it holds"
-        f" {'; '.join(result['held'])}. Processor time is of one thread, the rest is what stands at the end of a line."
+        f" {'; '.join(result['held'])}. Time is the processor's, the rest is what stands at the end of a line."
     )
     return pages.page(
         result, "A thousand prompts", intro, {"In one session": pages.markdown(headings, _lines(result["rows"], parts))}

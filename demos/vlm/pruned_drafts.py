@@ -53,7 +53,7 @@ def page(result: dict[str, Any]) -> str:
     intro = (
         f"Questions about {result['clips']} clips of brief events, 32 frames each, by `{MODEL}`, in answers of {NEW}"
         " tokens, all of which are written; by `python -m mmaccel.demos.vlm.pruned_drafts`. Drafts are"
-        " `vlm.FusedDraft()`. Medians of processor time of one thread; *after the prompt* is the time from the end of"
+        " `vlm.FusedDraft()`. Medians of processor time; *after the prompt* is the time from the end of"
         " its pass to the last token. A short answer has little to draft: most of its time is the clip's."
     )
     return pages.page(

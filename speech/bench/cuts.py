@@ -34,7 +34,7 @@ SETS = {
 INTRO = """
 Word error rates of Moonshine tiny's finals when other silences end a segment, and more or less of them belongs to it
 (the defaults are {silence:g} s and {tail:g} s), by `python -m mmaccel.speech.bench.cuts`. In brackets how many segments
-there were, and processor seconds for each second of audio, on one thread of a machine that others used too. *Rejoined*
+there were, and processor seconds for each second of audio, on a machine that others used too. *Rejoined*
 segments are decoded again with those before them up to {rejoin:g} s, where only a breath is between
 (`StreamingRecognizer(rejoin={rejoin:g})`). *The recordings to choose by*: {others:.0f} s, {others_words} words,
 {names}, of a folder that is not shipped; one word is {word:.1f} points. *The recordings of the benchmark*:

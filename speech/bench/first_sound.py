@@ -36,7 +36,7 @@ MARKS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "audio_token_id":
 CODES = 2048  # of Mimi; CSM has three marks beside them, which an untrained one would draw
 CLOSE = 1e-5  # of the loudest sample
 INTRO = """
-Time to the first sound of a `CsmForConditionalGeneration` on one thread, in processor seconds, since others used the
+Time to the first sound of a `CsmForConditionalGeneration`, in processor seconds, since others used the
 machine too; by `python -m mmaccel.speech.bench.first_sound`. {frames} frames of 80 ms, {seconds:g} s of sound, sampled
 from one random state, the median of {rounds} rounds of all ways. **The weights are random**, since no small CSM is
 trained: this says nothing about how speech sounds, only when. {millions:.0f} million weights, of which Mimi has

@@ -33,7 +33,7 @@ Word error rates of whole transcripts where nothing is heard again (*once*), whe
 decoded with those before them up to {rejoin:g} s as well (*rejoined*, `StreamingRecognizer(rejoin={rejoin:g})`). By
 `python -m mmaccel.speech.bench.heard_again` on {seconds:.0f} s of human speech, {words} words: {names}; those that are
 no file of the wheel `moonshine-voice` are of a folder that is not shipped. *Noise* is pink, {loud} dB quieter than the
-speech. In brackets processor seconds for each second of audio, on one thread of a machine that others used too. What
+speech. In brackets processor seconds for each second of audio, on a machine that others used too. What
 Moonshine's encoder is given is always all, so that a loop of it stays. The rows, with the errors of each recording, are
 in [speech_heard_again.json](speech_heard_again.json).
 """

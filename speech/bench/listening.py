@@ -39,7 +39,7 @@ CONDITIONS = {
 }
 INTRO = """
 {seconds:.0f} s of human speech: {heard}. Of these, {noise:.0f} s again in noise, and {shortened:.0f} s again without
-pauses. By `python -m mmaccel.speech.bench.listening`: one short run, on one thread and in CPU seconds, on a machine
+pauses. By `python -m mmaccel.speech.bench.listening`: one short run, in CPU seconds, on a machine
 that others used too. *whisper_streaming* is the published code, with the same models as ours as its recogniser, whose
 segments are sentences here; *moonshine-voice* is the package with its own engine and weights of 8 bits. The rows are in
 [speech_listening.json](speech_listening.json).

@@ -29,7 +29,7 @@ MODEL = "moonshine-tiny"
 PUSHES = (0.02, 0.032, 0.1, 0.5)  # seconds: of a call, of a voice detector, of a page that listens, of a file
 INTRO = """
 Streams of Moonshine tiny with a look every {update:g} s, fed in pushes of other lengths: {seconds:.0f} s of human
-speech, {heard}. By `python -m mmaccel.speech.bench.pushes`, on one thread and in CPU seconds, on a machine that others
+speech, {heard}. By `python -m mmaccel.speech.bench.pushes`, in CPU seconds, on a machine that others
 used too. What is heard does not depend on the pushes, but nothing is known before a push ends. Lags are in seconds of
 audio that had to come, and in brackets with the computing on top: *final* and *eager* from the end of speech to its
 text and to the same text told early, *right* where it was the final one, and *promised* from the end of a word until it
