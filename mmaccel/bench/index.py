@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..comparison.results import load
+from ..comparison.results import described, load
 from ..errors import SettingError, WeightsError
 from ..files.output import replacing
 from . import pages
@@ -119,14 +119,7 @@ def _section(benchmark: Benchmark, result: dict[str, Any]) -> Iterable[str]:
     header = result["header"]
     made = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
     made += f", commit {pages.committed(header)}"
-    yield f"*{made}; {_machine(header)}; {header['date'][:10]}*"
-
-
-def _machine(header: dict[str, Any]) -> str:
-    machine, threads = header["machine"], header["threads"]
-    accelerator = "no accelerator" if machine["accelerator"] == "none" else machine["accelerator"]
-    of = f"{threads} thread{'s' if threads > 1 else ''} of {machine['cores']} cores"
-    return f"{machine['system']}, {machine['processor']}, {of}, {accelerator}"
+    yield f"*{made}; {described(header)}; {header['date'][:10]}*"
 
 
 def _line(section: Section, row: Row, role: str, of_plain: float | None) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..comparison.results import called
+from ..comparison.results import called, described
 from ..files.output import replacing
 
 
@@ -28,7 +28,7 @@ def page(result: dict[str, Any], title: str, intro: str, sections: dict[str, str
     facts = (
         f"- versions: {', '.join(f'{k} {v}' for k, v in header['versions'].items())}",
         f"- commit: {committed(header)}",
-        f"- machine: {', '.join(header['machine'].values())}, {header['threads']} threads",
+        f"- machine: {described(header)}",
         f"- date: {header['date']}",
     )
     parts = [f"# {title}", intro.strip(), "\n".join(facts)]

@@ -14,6 +14,7 @@ from PIL import Image
 
 from ..files.pictures import enlarged
 from .difference import FACTOR, difference, marked, worst_row, worst_texts
+from .results import described
 
 if TYPE_CHECKING:
     from .comparison import Comparison, Pair
@@ -221,7 +222,7 @@ def _machine(comparison: Comparison) -> str:
     header = comparison.result["header"]
     facts = [
         ", ".join(f"{name} {version}" for name, version in header["versions"].items()),
-        ", ".join(header["machine"].values()) + f", {header['threads']} threads",
+        described(header),
         header["date"],
     ]
     return f"<details><summary>Versions and machine</summary>{_list(facts, 'soft')}</details>"

@@ -131,6 +131,25 @@ def seconds(row: dict[str, Any]) -> tuple[float | None, float | None]:
     return row["wall_seconds"], row["baseline_seconds"]
 
 
+def described(header: dict[str, Any]) -> str:
+    """The machine of a header in words.
+
+    Examples
+    --------
+    >>> machine = {"system": "Linux x86_64", "processor": "AMD EPYC", "cores": "2", "accelerator": "none"}
+    >>> described({"machine": machine, "threads": 1})
+    'Linux x86_64, AMD EPYC, 1 thread of 2 cores, no accelerator'
+    """
+    machine = header["machine"]
+    accelerator = "no accelerator" if machine["accelerator"] == "none" else machine["accelerator"]
+    of = f"{_threads(header['threads'])} of {machine['cores']} cores"
+    return f"{machine['system']}, {machine['processor']}, {of}, {accelerator}"
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
 def where(header: dict[str, Any]) -> dict[str, Any]:
     """Where a row was measured, for a row that is shown alone: chip, threads and date."""
     machine = header["machine"]
@@ -146,8 +165,7 @@ def place(found: Mapping[str, Any]) -> str:
     >>> place({"machine": "AMD EPYC", "threads": 1, "date": "2026-11-22T08:00:00+00:00"})
     'AMD EPYC, 1 thread, 2026-11-22'
     """
-    threads = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
-    return f"{found['machine']}, {threads}, {found['date'][:10]}"
+    return f"{found['machine']}, {_threads(found['threads'])}, {found['date'][:10]}"
 
 
 def median(values: Iterable[float]) -> float:
