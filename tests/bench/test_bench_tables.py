@@ -135,7 +135,8 @@ def test_a_page_has_its_texts_with_figures_and_its_plot_beside_it(tmp_path):
     assert (tmp_path / "new" / "y.md").read_text().split("\n\n") == [
         "# Title",
         "See y.json and y.png, on CPU, 1 thread, 2026-11-22: 7.",
-        "- versions: torch 2, numpy 1\n- commit: 36a45fe0c1\n- machine: Linux, CPU, 1 thread of 2 cores, no accelerator\n"
+        "- versions: torch 2, numpy 1\n- commit: 36a45fe0c1\n"
+        "- machine: Linux, CPU, 1 thread of 2 cores, no accelerator\n"
         "- date: 2026-11-22T08:00:00+00:00",
         "## One",
         "2 rows",

@@ -30,7 +30,7 @@ HEADER = {
     "seeds": [0],
     "no_simple": "",
     "versions": {"torch": "2"},
-    "machine": {"system": "Linux", "processor": "CPU"},
+    "machine": {"system": "Linux", "processor": "CPU", "cores": "2", "accelerator": "none"},
     "threads": 2,
     "date": "2026-11-22",
 }
@@ -96,7 +96,7 @@ def test_a_page_tells_the_call_the_alternative_and_the_machine():
     assert "<b>fewer steps</b>: what anyone can do" in text and "Medians of 2 runs in turns" in text
     assert "seeds 4, 5, warm-up" in text and "<li>no simple alternative: nobody asked</li>" in text
     assert "<b>near dB</b>: how near it is. <b>far</b>: how far it is." in text
-    assert "<li>torch 2</li><li>Linux, CPU, 2 threads</li><li>2026-11-22</li>" in text
+    assert "<li>torch 2</li><li>Linux, CPU, 2 threads of 2 cores, no accelerator</li><li>2026-11-22</li>" in text
     assert "what anyone can do" not in page.page(made(row())) and '<ul class="notes">' not in page.page(made(row()))
 
 
