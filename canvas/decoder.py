@@ -16,7 +16,7 @@ from mmaccel.stepping.tensors import count_bytes
 
 from .caches.kept_prefix import KeptPrefix
 from .families.following import Follower
-from .method import Block, CanvasMethod, CommitRule
+from .method import Block, CanvasMethod, CommitRule, are_changed
 from .outlooks.outlook import Outlook, Seen
 from .private import drawn, edits_committed, is_greedy
 from .text_ends import TextEnds
@@ -212,7 +212,7 @@ class BlockDecoder(Follower):
         logits, tokenizer = kwargs["model_output"], getattr(self.adapter.target, "tokenizer", None)
         for method in self.outlooks:
             logits = method.adjust(Seen(logits, kwargs["sample"], kwargs["mask_token_id"], self.ends.token, tokenizer))
-        if not torch.equal(logits, kwargs["model_output"]):
+        if are_changed(kwargs["model_output"], logits):
             self.changed, self.followed = self.changed + 1, False
         return logits
 
@@ -231,7 +231,7 @@ class BlockDecoder(Follower):
         self.most_learned = max(self.most_learned, count_bytes(memory))
         added = chosen & ~out.transfer_index
         own = int(self._unfinished(out.transfer_index).sum(1).amax())
-        acted = bool(added.any()) or not torch.equal(logits, kwargs["model_output"])
+        acted = bool(added.any()) or are_changed(kwargs["model_output"], logits)
         self.acted += acted
         self.changed += acted
         out.prev_sample = torch.where(chosen, out.sampled_tokens, out.prev_sample)  # the rule may have drawn others

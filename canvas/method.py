@@ -141,3 +141,8 @@ class CommitRule(CanvasMethod):
     @abstractmethod
     def choose(self, block: Block) -> torch.Tensor:
         """Positions `[B, L]` to commit."""
+
+
+def are_changed(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether a method made others of logits: where it left them it returned them, and they are not read again."""
+    return after is not before and not torch.equal(after, before)

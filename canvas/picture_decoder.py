@@ -12,7 +12,7 @@ from mmaccel.stepping.tensors import count_bytes
 
 from .families.following import Follower, pipeline_call
 from .late_guidance import LateGuidance
-from .method import Block, CanvasMethod, CommitRule
+from .method import Block, CanvasMethod, CommitRule, are_changed
 
 Step = Callable[..., Any]
 
@@ -110,7 +110,7 @@ class PictureDecoder(Follower):
         chosen = rule.choose(block).view_as(masked) & masked
         self.most_learned = max(self.most_learned, count_bytes(self.learned))
         committed = chosen if rule.replaces and not last else chosen | own
-        self.changed += bool((committed != own).any()) or not torch.equal(logits, given)
+        self.changed += bool((committed != own).any()) or are_changed(given, logits)
         out.prev_sample = torch.where(committed, out.pred_original_sample, sample)
         return out
 
