@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import suppress
-from queue import Full, Queue
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-WAIT = 0.05  # seconds between two looks at whether anyone still wants more
+END = object()
 
 
 def ahead(items: Iterable[Any], queued: int = 2) -> Generator[Any, None, None]:
@@ -31,37 +30,12 @@ def ahead(items: Iterable[Any], queued: int = 2) -> Generator[Any, None, None]:
     >>> list(ahead(range(3)))
     [0, 1, 2]
     """
-    ready: Queue[tuple[Any, BaseException | None]] = Queue(queued)
-    stop = threading.Event()
-    thread = threading.Thread(target=_draw, args=(iter(items), ready, stop), daemon=True)
-    thread.start()
+    source = (item for item in items)  # a generator, which is at its end once it has raised: nothing is drawn after
+    pool = ThreadPoolExecutor(1)
     try:
-        while True:
-            item, error = ready.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
+        drawn = deque(pool.submit(next, source, END) for _ in range(queued + 1))
+        while (item := drawn.popleft().result()) is not END:
+            drawn.append(pool.submit(next, source, END))
             yield item
     finally:
-        stop.set()
-        thread.join()
-
-
-def _draw(items: Iterator[Any], ready: Queue[tuple[Any, BaseException | None]], stop: threading.Event) -> None:
-    error: BaseException | None = None
-    while error is None and not stop.is_set():
-        entry: tuple[Any, BaseException | None]
-        try:
-            entry = next(items), None
-        except BaseException as raised:  # the caller is to hear of it, whatever it is
-            entry = None, raised
-        error = entry[1]
-        _put(entry, ready, stop)
-
-
-def _put(entry: Any, ready: Queue[tuple[Any, BaseException | None]], stop: threading.Event) -> None:
-    while not stop.is_set():
-        with suppress(Full):
-            ready.put(entry, timeout=WAIT)
-            return
+        pool.shutdown(cancel_futures=True)
