@@ -10,39 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
-from mmaccel.decoding import Stats, Width, draft_and_verify, one_hot
+from mmaccel.decoding import Width, draft_and_verify, one_hot
 
 from .coupling import Acceptance, Coupling, GumbelNoise
+from .grid_decoder import GridDecoder
 
 INITS = ("uniform", "repeat_left")
-
-
-class Decoder(Protocol):
-    """What window decoding needs; :class:`GridDecoder` is one, and so are the enumerable toys of the tests."""
-
-    batch: int
-    length: int
-    vocabulary: int
-    device: torch.device
-    generator: torch.Generator | None
-    forced: torch.Tensor
-    stats: Stats
-    extra_bytes: int
-
-    @property
-    def codes(self) -> int: ...
-
-    def first(self, choose: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.Tensor: ...
-
-    def forward(self, tokens: torch.Tensor, index: torch.Tensor, reach: int) -> torch.Tensor: ...
-
-    def noise(self, generator: torch.Generator | None) -> torch.Tensor: ...
-
-    def count(self, done: int) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +65,7 @@ class WindowVerdict:
 
 
 def decode_window(
-    decoder: Decoder,
+    decoder: GridDecoder,
     width: Width,
     coupling: str = "maximal",
     init: str = "uniform",
@@ -100,7 +76,7 @@ def decode_window(
     Parameters
     ----------
     decoder
-        The model behind :class:`Decoder`.
+        The model and its cache.
     width
         Says how wide the next window is.
     coupling, init
@@ -124,7 +100,7 @@ class Window:
         Final tokens of each row.
     """
 
-    def __init__(self, decoder: Decoder, coupling: str, init: str, acceptance: Acceptance | None) -> None:
+    def __init__(self, decoder: GridDecoder, coupling: str, init: str, acceptance: Acceptance | None) -> None:
         self.decoder, self.device, self.init = decoder, decoder.device, init
         self.generator, self.noise = _sources(decoder, coupling)
         self.tokens = decoder.first(_first_choice(coupling, self.noise))
@@ -206,7 +182,7 @@ class Window:
         decoder.count(min(self.done))
 
 
-def _sources(decoder: Decoder, coupling: str) -> tuple[torch.Generator | None, GumbelNoise | None]:
+def _sources(decoder: GridDecoder, coupling: str) -> tuple[torch.Generator | None, GumbelNoise | None]:
     """Where drafts and their tests are drawn from, and the noise of the two Gumbel couplings.
 
     The two never share a generator, so that a position gets the same noise whatever the windows are.

@@ -24,14 +24,14 @@ SAMPLED = ("independent", "maximal", "gumbel")
 
 
 class Toy:
-    """A `Decoder` whose conditional distributions are random tables over the whole history.
+    """A `GridDecoder` whose conditional distributions are random tables over the whole history.
 
     It keeps the tokens it was fed by position, as a cache does; with `forced`, position 2 holds a special
     token. Some tokens are impossible after some histories, as after top-k.
     """
 
     def __init__(self, batch, length=LENGTH, codes=CODES, forced=False, seed=0, distribution=0):
-        self.batch, self.length, self._codes = batch, length, codes
+        self.batch, self.length, self.codes = batch, length, codes
         self.vocabulary = codes + forced
         self.device, self.generator = torch.device("cpu"), torch.Generator().manual_seed(seed)
         self.stats, self.extra_bytes, self.progress = Stats(), 0, []
@@ -41,10 +41,6 @@ class Toy:
             self.forced[2] = codes
         self.tables = [self._table(i, distribution) for i in range(length)]
         self.seen = torch.full((batch, length + MARGIN + 1), -1)
-
-    @property
-    def codes(self):
-        return self._codes
 
     def _table(self, position, distribution):
         """`[V ** position, V]`, peaked so that the histories matter."""
