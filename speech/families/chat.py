@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import torch
-from transformers import DynamicCache
+from transformers import BatchFeature, DynamicCache
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache.argument import cached
@@ -21,7 +21,6 @@ from .adapter import Encoded, Passes, Word, WrittenAdapter
 from .languages import AUTO, language_code
 from .rows import CHAT, TranscriptionPrompt
 from .spelled import spread
-from .timed import on_model
 
 
 @register_adapter
@@ -86,12 +85,12 @@ class ChatAdapter(WrittenAdapter):
             if getattr(part, "disable_adapters", None) is True:  # a layer of peft: models have a method of that name
                 part.enable_adapters(True)
 
-    def _inputs(self, samples: torch.Tensor) -> dict[str, Any]:
+    def _inputs(self, samples: torch.Tensor) -> Mapping[str, Any]:
         """What `generate` would be given for samples `[n]`."""
         made = self._asked.ask(self._processor(), samples.cpu().numpy(), self.sample_rate, self._told)
-        return on_model(made, self.target)
+        return BatchFeature(made).to(self.target.device, self.target.dtype)
 
-    def _read(self, inputs: dict[str, Any]) -> torch.Tensor:
+    def _read(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Embeddings `[1, L, D]` that the language model is given, audio in its place."""
         thread = threading.get_ident()
 

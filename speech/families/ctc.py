@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -36,7 +37,7 @@ class CtcAdapter(WholeAdapter):
             place = end
         return found
 
-    def _frames(self, features: dict[str, Any]) -> list[int]:
+    def _frames(self, features: Mapping[str, Any]) -> list[int]:
         """The likeliest token of each frame."""
         # those that pad by themselves say in their own `generate` which frames are padding
         own = "generate" in vars(type(self.target))

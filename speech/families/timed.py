@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from transformers import BatchFeature
 
 from ..audio.growing_audio import AudioStream, GrowingAudio
 from ..decoding.cross_cache import CrossCache
@@ -88,7 +89,7 @@ class TimedAdapter(SpeechAdapter):
         starts, ends = ([row[column] / self.sample_rate for row in rows] for column in (1, 2))
         return words_of(self.text, self._processor().tokenizer, [row[0] for row in rows], starts, ends)
 
-    def _features(self, samples: torch.Tensor) -> dict[str, Any]:
+    def _features(self, samples: torch.Tensor) -> Mapping[str, Any]:
         """What the processor makes of samples, on the model's device and in its precision."""
         return features_of(self._processor().feature_extractor, samples, self.sample_rate, self.target)
 
@@ -121,17 +122,7 @@ class StreamedAdapter(TimedAdapter):
         return GrowingAudio(self).encode(samples)
 
 
-def features_of(extractor: Any, samples: torch.Tensor, rate: int, model: Any, **options: Any) -> dict[str, Any]:
+def features_of(extractor: Any, samples: torch.Tensor, rate: int, model: Any, **options: Any) -> Mapping[str, Any]:
     """What a feature extractor makes of samples `[n]`, on the model's device and in its precision."""
-    return on_model(extractor(samples.cpu().numpy(), sampling_rate=rate, return_tensors="pt", **options), model)
-
-
-def on_model(made: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Tensors on a model's device, numbers with a point in its precision."""
-    return {name: _like(value, model) for name, value in made.items()}
-
-
-def _like(value: Any, model: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)
+    made = extractor(samples.cpu().numpy(), sampling_rate=rate, return_tensors="pt", **options)
+    return BatchFeature(made).to(model.device, model.dtype)

@@ -7,8 +7,8 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from PIL import Image
+from transformers import BatchFeature
 
 from mmaccel.decoding.custom_generate import CustomGenerate
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
@@ -217,13 +217,6 @@ class Document(Prediction):
             raise SettingError(
                 f"the processor has no prompt of its own for crops ({error}): give prompt= with its placeholder"
             ) from error
-        return {
-            name: _moved(value, model) if isinstance(value, torch.Tensor) else value
-            for name, value in found.items()
-            if name in inspect.signature(model.forward).parameters
-        }
-
-
-def _moved(value: torch.Tensor, model: Any) -> torch.Tensor:
-    """An argument on the model's device; pictures in its dtype, as not every tower casts them."""
-    return value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)
+        moved = BatchFeature(found).to(model.device, model.dtype)  # not every tower casts pictures itself
+        taken = inspect.signature(model.forward).parameters
+        return {name: value for name, value in moved.items() if name in taken}
