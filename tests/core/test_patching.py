@@ -32,7 +32,7 @@ from mmaccel.patching import (
 from mmaccel.plan import Plan
 from mmaccel.session import Session
 from mmaccel.testing.snapshot import snapshot
-from mmaccel.video.blocks.sdpa import intercept_sdpa
+from mmaccel.video.blocks.sdpa import AttentionMode
 from mmaccel.vlm import examples
 
 
@@ -496,7 +496,7 @@ def test_a_hook_can_ask_to_run_after_an_error_too(always):
 
 class Attends(torch.nn.Module):
     def forward(self, x, fails=None):
-        result = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        result = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
         if fails:
             raise fails("in the forward")
         return result
@@ -506,33 +506,23 @@ class Attends(torch.nn.Module):
 def test_attention_is_intercepted_in_one_module_only_also_after_an_error(error):
     one, other, stack, x = Attends(), Attends(), ExitStack(), torch.randn(1, 2, 3, 4)
     plain, before = one(x), snapshot(one)
-    intercept_sdpa(stack, one, lambda original, *args: original(*args) + 1)
-    assert torch.equal(one(x), plain + 1) and torch.equal(other(x), plain)
+    told = []
+
+    def attend(original, *args, **kwargs):
+        told.append(kwargs)
+        return original(*args, **kwargs) + 1
+
+    def forward(original, *args, **kwargs):
+        with AttentionMode(attend):
+            return original(*args, **kwargs)
+
+    wrap_forward(stack, one, forward)
+    assert torch.equal(one(x), plain + 1) and torch.equal(other(x), plain) and told == [{"is_causal": True}]
     with pytest.raises(error, match="in the forward"):
         one(x, fails=error)
     assert torch.equal(other(x), plain) and torch.equal(one(x), plain + 1)
     stack.close()
     assert snapshot(one) == before and torch.equal(one(x), plain)
-
-
-class AttendsToThePast(torch.nn.Module):
-    def forward(self, x):
-        result = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-        return result.sum(dim=-1)
-
-
-def test_attention_gets_its_settings_and_what_comes_before_is_called_first():
-    module, seen, stack, x = AttendsToThePast(), [], ExitStack(), torch.randn(1, 2, 3, 4)
-    plain = module(x)
-
-    def attend(original, *args, **kwargs):
-        seen.append(kwargs)
-        return original(*args, **kwargs)
-
-    intercept_sdpa(stack, module, attend, before=lambda module, args, kwargs: seen.append(args))
-    assert torch.equal(module(x), plain) and len(seen) == 2
-    assert seen[0][0] is x and seen[1] == {"is_causal": True}
-    stack.close()
 
 
 # What mmaccel calls of others' own

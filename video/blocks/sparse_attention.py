@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import BlockPlan, policies
 from mmaccel.kernels.policies.prefill.pooled_top_k import blocks_of_row
 from mmaccel.method import Advice, is_count, is_share
+from mmaccel.patching import wrap_forward
 from mmaccel.registry import register
 
 from ..families.adapter import (
@@ -28,7 +29,7 @@ from ..families.adapter import (
 )
 from ..families.compiled import AGAIN, refuse_compiled
 from ..families.families import FAMILIES, arguments
-from .sdpa import intercept_sdpa
+from .sdpa import AttentionMode
 
 BLOCK = 64
 BLOCK_POLICIES = ("pooled_top_k", "pooled_top_p", "sparge")
@@ -124,7 +125,7 @@ class SparseAttention(DiffusionMethod):
         attentions = []
         for denoiser in session.adapter.denoisers():
             attentions.append(attention := _Attention(self, session))
-            intercept_sdpa(stack, denoiser, attention, before=attention.begin)
+            wrap_forward(stack, denoiser, functools.partial(attention.forward, denoiser))
 
         @contextmanager
         def told() -> Iterator[None]:
@@ -147,11 +148,14 @@ class _Attention:
         self.text = 0  # its length
         self.is_begun = False  # whether the run has called the denoiser
 
-    def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def forward(self, denoiser: torch.nn.Module, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the denoiser with its attention replaced."""
         self.is_begun = True
-        self.grid = token_grid(module, args, kwargs)
-        text = arguments(module, args, kwargs).get("encoder_hidden_states")
+        self.grid = token_grid(denoiser, args, kwargs)
+        text = arguments(denoiser, args, kwargs).get("encoder_hidden_states")
         self.text = text.shape[1] if isinstance(text, torch.Tensor) else 0
+        with AttentionMode(self):
+            return original(*args, **kwargs)
 
     def __call__(
         self,
