@@ -17,7 +17,7 @@ from mmaccel.patching import hook, wrap_generate
 from mmaccel.registry import register
 from mmaccel.session import Session
 
-from ..families.private import last_self_attention, rotated
+from ..families.private import rotated
 from .audio_tokens import MergedTokens, merge_tokens
 from .projections import NAMES, split_heads, watched_projections
 
@@ -87,12 +87,6 @@ class MergeAudioTokens(Method):
             stack.callback(_merged.discard, session.target)
         _count_generated(self, session, counts, stack)
 
-    def merge(
-        self, features: torch.Tensor, importance: torch.Tensor, mask: torch.Tensor | None = None, equal: bool = False
-    ) -> MergedTokens:
-        """The pure function: see :func:`~mmaccel.speech.decoding.audio_tokens.merge_tokens`."""
-        return merge_tokens(features, importance, self.keep, self.threshold, mask, equal)
-
 
 @dataclass
 class _Counts:
@@ -150,14 +144,15 @@ class _Received:
 @contextmanager
 def _merging(method: MergeAudioTokens, encoder: Any, counts: _Counts) -> Iterator[None]:
     """While open, the encoder gives merged tokens."""
-    received = _Received(last_self_attention(encoder))
+    received = _Received(encoder.layers[-1].self_attn)
 
     def merge(_encoder: Any, _args: Any, _kwargs: Any, output: Any) -> Any:
         began = time.perf_counter()
         hidden_states = output[0]
         has_mask = "attention_mask" in getattr(output, "__dataclass_fields__", {})
         mask = output.attention_mask if has_mask else None
-        merged = method.merge(hidden_states, received.importance(mask), mask, equal=not has_mask)
+        importance = received.importance(mask)
+        merged = merge_tokens(hidden_states, importance, method.keep, method.threshold, mask, equal=not has_mask)
         _count(counts, hidden_states, mask, merged, time.perf_counter() - began)
         return _replaced(output, merged, has_mask, mask)
 

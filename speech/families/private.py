@@ -35,11 +35,6 @@ def transducer_state(config: Any) -> Any:
     return ParakeetRNNTDecoderCache(config)
 
 
-def last_self_attention(encoder: Any) -> Any:
-    """Self-attention of the last layer of a Whisper or Moonshine encoder; it has `q_proj`, `k_proj`, `head_dim`."""
-    return encoder.layers[-1].self_attn
-
-
 def rotated(module: Any, query: Any, key: Any, position_embeddings: Any) -> tuple[Any, Any]:
     """Queries and keys `[B, H, T, D]` with the rotary embedding of that attention's model."""
     modeling: Any = sys.modules[type(module).__module__]

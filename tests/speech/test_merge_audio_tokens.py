@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from mmaccel.adapter import Adapter
 from mmaccel.errors import SettingError
 from mmaccel.plan import Plan
 from mmaccel.session import Session
+from mmaccel.speech.decoding import merge_audio_tokens
 from mmaccel.speech.decoding.audio_tokens import greedy_map, merge_tokens, similar_runs
 from mmaccel.speech.decoding.merge_audio_tokens import MergeAudioTokens, _Received
 from mmaccel.speech.families import moonshine as moonshine_adapter
 from mmaccel.speech.families import whisper as whisper_adapter
-from mmaccel.speech.families.private import last_self_attention
 from mmaccel.testing.contract import snapshot
 
 
@@ -196,9 +197,10 @@ def test_importance_is_the_attention_of_the_eager_model(target):
     model, inputs = target
     model.set_attn_implementation("eager")
     encoder = model.get_encoder()
-    received = _Received(last_self_attention(encoder))
+    last = encoder.layers[-1].self_attn
+    received = _Received(last)
     maps = []
-    watch = last_self_attention(encoder).register_forward_hook(lambda _m, _a, output: maps.append(output[1]))
+    watch = last.register_forward_hook(lambda _m, _a, output: maps.append(output[1]))
     with torch.no_grad(), received.watched():
         encoder(next(iter(inputs(2).values())))
         found = received.importance(None)
@@ -269,10 +271,9 @@ def test_settings_and_padding_reach_the_merging():
 def test_what_the_encoder_hands_to_the_merging(monkeypatch, target):
     """Padding has no importance; rows get equally many tokens where the decoder takes no mask; all calls count."""
     model, inputs = target
-    calls, merge = [], MergeAudioTokens.merge
-    monkeypatch.setattr(
-        MergeAudioTokens, "merge", lambda *args, **more: calls.append((args, more)) or merge(*args, **more)
-    )
+    merging = Mock(side_effect=merge_tokens)
+    calls = merging.call_args_list
+    monkeypatch.setattr(merge_audio_tokens, "merge_tokens", merging)
     call = inputs(2)
     masked = "input_values" in call
     if masked:
@@ -280,8 +281,8 @@ def test_what_the_encoder_hands_to_the_merging(monkeypatch, target):
         call["attention_mask"][0, 8_000:] = 0
     with session_of(model, MergeAudioTokens(keep=0.5)) as fast:
         generate(fast, call)
-        ((_, _, importance, mask), more) = calls[0]
-        assert more["equal"] is not masked and (mask is not None) is masked
+        ((_, importance, keep, threshold, mask), more) = calls[0]
+        assert (keep, threshold) == (0.5, 0.85) and more["equal"] is not masked and (mask is not None) is masked
         assert (importance > 0).equal(mask.bool() if masked else torch.ones_like(importance, dtype=torch.bool))
         if masked:
             return
@@ -290,7 +291,7 @@ def test_what_the_encoder_hands_to_the_merging(monkeypatch, target):
         more = {"attention_mask": torch.ones(1, 260, dtype=torch.long), "return_timestamps": True}
         fast.generate(random(1, 8, 260), max_new_tokens=8, do_sample=False, **more)
         assert len(calls) > 1, "segments of a long recording"
-        report, kept = fast.report, [int((merge(*args, **given).size > 0).sum()) for args, given in calls]
+        report, kept = fast.report, [int((merge_tokens(*args, **given).size > 0).sum()) for args, given in calls]
         assert report.details["audio_tokens"] == 50 * len(calls) and report.details["kept"] == sum(kept)
         assert report.work_ratio == pytest.approx(sum(kept) / 50 / len(calls), rel=1e-2)
         # every new token attends to the tokens of its own segment alone, 50 of them in 8 heads
