@@ -48,7 +48,7 @@ class DecoderMethod(Method):
     @property
     def is_neutral(self) -> bool:
         """Whether these settings are plain attention."""
-        return getattr(self, "budget", None) == 1.0
+        return all(getattr(self, name) == value for name, value in self.neutral.items())
 
     def attend(self, call: AttentionCall) -> torch.Tensor | None:
         """The output `[B, Hq, M, D]`, or None to leave the call to another method or plain attention."""

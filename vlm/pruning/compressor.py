@@ -58,10 +58,6 @@ class Compressor(DecoderMethod):
         self._check_share("keep", of="the visual tokens", least=1, example=256)
 
     @property
-    def is_neutral(self) -> bool:
-        return self.keep == 1.0
-
-    @property
     def reads_tower(self) -> bool:
         """Whether it needs more of the vision tower than the features that it makes."""
         return self.needs_attention or self.needs_key or bool(self.merges_after(MANY))
