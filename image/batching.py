@@ -14,7 +14,7 @@ from .arguments import add_sampling, settings_of
 
 class ImageBatching(Batching):
     field = "prompt"
-    writes = tuple(PICTURES)
+    writes = PICTURES
     help = "draw prompts"
 
     def add_item(self, parser: Any) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from mmaccel.files.endings import PICTURES
 from mmaccel.files.pictures import enlarged, sheet, side_by_side
 
 if TYPE_CHECKING:
@@ -18,19 +17,15 @@ if TYPE_CHECKING:
 
 def save(painted: Painted, path: Path) -> None:
     """Write the pictures of a run, several of them in about a square."""
-    _save(_grid(painted), path)
+    _grid(painted).save(path)
 
 
 def save_side_by_side(runs: Sequence[tuple[str, Painted]], path: Path) -> None:
     """Write the pictures of several runs beside each other, each with its label and time above."""
     labels = [f"{label}: {painted.token_seconds:.2f} s" for label, painted in runs]
-    _save(side_by_side([_grid(painted) for _, painted in runs], labels), path)
+    side_by_side([_grid(painted) for _, painted in runs], labels).save(path)
 
 
 def _grid(painted: Painted) -> Image.Image:
     found = [enlarged(picture) for picture in painted.pictures]
     return sheet(found, math.ceil(math.sqrt(len(found))))
-
-
-def _save(picture: Image.Image, path: Path) -> None:
-    picture.save(path, PICTURES[path.suffix.lower()])

@@ -105,6 +105,6 @@ class DocumentCommand(Command):
         print(report, flush=True)
         if arguments.picture:
             with replacing(arguments.picture) as temporary:
-                call["page"].save(temporary, arguments.picture.suffix[1:].lower().replace("jpg", "jpeg"))
+                call["page"].save(temporary)
         for path in filter(None, (arguments.output, arguments.picture)):
             print(f"wrote {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -187,14 +188,11 @@ def to_srt(shown: Iterable[Cue]) -> str:
 def to_vtt(shown: Iterable[Cue]) -> str:
     """WebVTT, with ``&``, ``<`` and ``>`` escaped."""
     blocks = (
-        f"{_time(cue.start, '.')} --> {_time(cue.end, '.')}\n" + "".join(f"{_escaped(line)}\n" for line in cue.lines)
+        f"{_time(cue.start, '.')} --> {_time(cue.end, '.')}\n"
+        + "".join(f"{html.escape(line, quote=False)}\n" for line in cue.lines)
         for cue in shown
     )
     return "\n".join(("WEBVTT\n", *blocks))
-
-
-def _escaped(line: str) -> str:
-    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _time(seconds: float, point: str) -> str:
