@@ -15,6 +15,7 @@ from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 
 from .answering import loaded
 from .arguments import READER
+from .input.misread import misread
 from .input.processed import single_bos
 from .input.regions import Region, regions_of
 
@@ -76,8 +77,6 @@ def read(
 
 def example(wrong: float) -> tuple[Image.Image, list[Region]]:
     """A page that the shipped model never saw, with regions of which a share of the words is wrong."""
-    from .bench.misread import misread
-
     (page,) = zoo.pages(READER, 1)
     return Image.fromarray(page.picture), [Region(*region) for region in misread(page.regions, wrong)]
 

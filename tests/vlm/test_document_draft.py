@@ -13,7 +13,7 @@ import mmaccel
 from mmaccel import zoo
 from mmaccel.errors import SettingError
 from mmaccel.vlm import DocumentDraft, TextDraft, reading
-from mmaccel.vlm.bench.misread import WORD, misread
+from mmaccel.vlm.input.misread import WORD, misread
 from mmaccel.vlm.input.regions import Region, crop, pages_of, regions_of
 
 NEW = 24

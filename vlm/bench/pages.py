@@ -26,7 +26,7 @@ from mmaccel.session import Session
 
 from ..decoder.document_draft import DocumentDraft
 from ..decoder.fused_draft import FusedDraft
-from .misread import misread
+from ..input.misread import misread
 from .timing import counted
 
 MODEL = "tiny-reader"
