@@ -63,11 +63,11 @@ def rows(full: bool = False) -> Iterator[Row]:
 
 def _judge(real: torch.Tensor) -> Callable[[torch.Tensor], float]:
     """The Frechet distance of codes to those of real pictures that are not among the prompts."""
-    from mmaccel.image import quality
+    from mmaccel.image.bench.distances import FrechetDistance, features
 
     codebook = zoo.load(JANUS)[0].model.vqmodel.quantize.embedding.weight.detach()
-    distance = quality.FrechetDistance(quality.features(real[CAPTIONS:], codebook))
-    return lambda codes: distance(quality.features(codes, codebook))
+    distance = FrechetDistance(features(real[CAPTIONS:], codebook))
+    return lambda codes: distance(features(codes, codebook))
 
 
 def _distance(pipe: Any, prompts: list[str], entry: Entry, distance: Callable[[torch.Tensor], float]) -> float:

@@ -18,9 +18,11 @@ from mmaccel.comparison.runner import Runner
 from mmaccel.method import Method
 from mmaccel.session import accelerate
 
-from .. import generation, quality
+from .. import generation
+from ..quality import nats_per_token
 from . import page
 from .cases import GUIDED, MODEL, QUALITY_METHODS, Drawing, ImageCase, cases
+from .distances import FrechetDistance, features
 
 QUALITY_PICTURES = 200
 Row = dict[str, Any]
@@ -85,7 +87,7 @@ def _quality(painter: generation.Painter) -> Iterator[tuple[Method, Row]]:
     count = min(QUALITY_PICTURES, len(prompts))
     adapter: Any = find_adapter(painter.target)
     codebook = adapter.begin(painter.inputs(prompts[:1], generation.ImageSettings())).codebook()
-    distance = quality.FrechetDistance(quality.features(real[count:], codebook))
+    distance = FrechetDistance(features(real[count:], codebook))
 
     def judge(target: Any, label: str) -> tuple[float, float]:
         tokens, surprise = [], []
@@ -94,11 +96,11 @@ def _quality(painter: generation.Painter) -> Iterator[tuple[Method, Row]]:
             drawn = painter.generate(target, batch, generation.ImageSettings(seed=start, guidance=GUIDED))
             inputs = painter.inputs(batch, generation.ImageSettings(guidance=GUIDED))
             tokens.append(drawn)
-            surprise.append(quality.nats_per_token(adapter, inputs, drawn))
-        return distance(quality.features(torch.cat(tokens), codebook)), float(torch.cat(surprise).mean())
+            surprise.append(nats_per_token(adapter, inputs, drawn))
+        return distance(features(torch.cat(tokens), codebook)), float(torch.cat(surprise).mean())
 
     plain, plain_nats = judge(painter.target, "plain")
-    floor = distance(quality.features(real[:count], codebook))
+    floor = distance(features(real[:count], codebook))
     for method in QUALITY_METHODS:
         with accelerate(painter.target, method) as session:
             value, nats = judge(session, str(method))

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from mmaccel.comparison import results
-from mmaccel.image import SpeculativeJacobi, ZipAR, quality
+from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.image.bench import benchmark, cases, page
+from mmaccel.image.bench.distances import FrechetDistance, features
 
 
 @pytest.fixture(scope="module")
@@ -126,15 +127,12 @@ def test_plain_and_accelerated_pictures_of_the_same_prompts_are_judged(monkeypat
         assert inputs[1] == cases.GUIDED and len(inputs[0]) == len(tokens)
         return tokens[:, 0] + 4
 
-    judge = SimpleNamespace(
-        features=lambda tokens, codebook: tokens + codebook,
-        FrechetDistance=lambda real: lambda x: (len(real), len(x), float(x.mean())),
-        nats_per_token=nats,
-    )
     prompts, real = [f"prompt {i}" for i in range(50)], torch.zeros(50, 1)
     monkeypatch.setattr(benchmark, "QUALITY_PICTURES", 45)
     monkeypatch.setattr(benchmark, "QUALITY_METHODS", (ZipAR(window=2),))
-    monkeypatch.setattr(benchmark, "quality", judge)
+    monkeypatch.setattr(benchmark, "features", lambda tokens, codebook: tokens + codebook)
+    monkeypatch.setattr(benchmark, "FrechetDistance", lambda real: lambda x: (len(real), len(x), float(x.mean())))
+    monkeypatch.setattr(benchmark, "nats_per_token", nats)
     monkeypatch.setattr(benchmark.zoo, "reference", lambda name: (prompts, real))
     codebook = SimpleNamespace(begin=lambda inputs: SimpleNamespace(codebook=lambda: 100.0))
     monkeypatch.setattr(benchmark, "find_adapter", lambda target: codebook)
@@ -149,30 +147,35 @@ def test_plain_and_accelerated_pictures_of_the_same_prompts_are_judged(monkeypat
     assert drawn == [(target, *batch) for target in targets for batch in batches]
 
 
-def test_features_are_codes_by_place_and_how_they_meet():
-    """Of a grid of 4 x 4, each cell is a code; neighbours below are farther apart here than those to the right."""
-    tokens, codebook = torch.arange(16)[None], torch.stack([torch.arange(16.0), -2 * torch.arange(16.0)], 1)
-    found = quality.features(tokens, codebook)[0]
-    assert found.dtype == torch.float64 and found.tolist() == [
-        *range(16), *(-2.0 * i for i in range(16)), 1, 2, 4, 8,
-    ]  # fmt: skip
+def test_features_say_where_codes_are_and_how_they_meet():
+    codebook = torch.tensor([[0.0, 0.0], [1.0, 3.0]])
+    columns = torch.tensor([[0, 1] * 4] * 8)  # changes to the right, not downwards
+    for tokens, right, below in ((columns, [1.0, 3.0], [0.0, 0.0]), (columns.T, [0.0, 0.0], [1.0, 3.0])):
+        (found,) = features(tokens.reshape(1, 64), codebook)
+        assert found[:32].tolist() == [0.5] * 16 + [1.5] * 16, "half of each cell, code by code"
+        assert found[32:].tolist() == [*right, *below] and found.dtype == torch.float64
+    corner = torch.zeros(1, 64, dtype=torch.long)
+    corner[0, [6, 7, 14, 15]] = 1  # the last two columns of the first two rows
+    (found,) = features(corner, codebook)
+    assert found[:16].tolist() == [0, 0, 0, 1] + [0] * 12
 
 
-def test_the_distance_of_moved_and_of_wider_samples():
-    """Features count by the spread that real ones have: one standard deviation away in each of three is 3."""
-    real = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * torch.tensor(
-        [1, 5, 9]
-    )
-    distance = quality.FrechetDistance(real)
-    assert distance(real) == pytest.approx(0, abs=1e-6)
-    assert distance(real + real.std(0)) == pytest.approx(3)
-    assert distance(3 * (real - real.mean(0)) + real.mean(0)) == pytest.approx(3 * (3 - 1) ** 2)
+def test_the_frechet_distance_of_known_gaussians():
+    """In units of the spread of real features: shifted by one, and twice as wide."""
+    spread = torch.tensor([1, 2, 3, 5, 9])
+    real = torch.randn(200, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * spread + 7
+    distance = FrechetDistance(real)
+    assert distance(real) == pytest.approx(0, abs=1e-9)
+    assert distance(real + real.std(0)) == pytest.approx(5)
+    assert distance(real.mean(0) + 2 * (real - real.mean(0))) == pytest.approx(5), "of a standard deviation each"
+    still = torch.cat([real, torch.ones(200, 1)], 1)
+    assert FrechetDistance(still)(still) == pytest.approx(0, abs=1e-9), "what never changes divides by nothing"
 
 
 def test_where_features_lie_is_no_part_of_the_distance():
     """Of more features than components count, those are taken that differ between pictures."""
     real, other = torch.randn(2, 60, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    near, far = quality.FrechetDistance(real)(other), quality.FrechetDistance(real + 9)(other + 9)
+    near, far = FrechetDistance(real)(other), FrechetDistance(real + 9)(other + 9)
     assert near == pytest.approx(far) and near > 0.1
 
 

@@ -172,27 +172,3 @@ def test_the_surprise_is_computed_where_the_model_is(monkeypatch):
     adapter = SimpleNamespace(begin=lambda inputs: SimpleNamespace(batch=2))
     tokens = torch.zeros(2, 4, dtype=torch.long, device=meta)
     assert nats_per_token(adapter, {}, tokens).shape == (2,) and placed == [meta]
-
-
-def test_features_say_where_codes_are_and_how_they_meet():
-    codebook = torch.tensor([[0.0, 0.0], [1.0, 3.0]])
-    columns = torch.tensor([[0, 1] * 4] * 8)  # changes to the right, not downwards
-    for tokens, right, below in ((columns, [1.0, 3.0], [0.0, 0.0]), (columns.T, [0.0, 0.0], [1.0, 3.0])):
-        (found,) = quality.features(tokens.reshape(1, 64), codebook)
-        assert found[:32].tolist() == [0.5] * 16 + [1.5] * 16, "half of each cell, code by code"
-        assert found[32:].tolist() == [*right, *below] and found.dtype == torch.float64
-    corner = torch.zeros(1, 64, dtype=torch.long)
-    corner[0, [6, 7, 14, 15]] = 1  # the last two columns of the first two rows
-    (found,) = quality.features(corner, codebook)
-    assert found[:16].tolist() == [0, 0, 0, 1] + [0] * 12
-
-
-def test_the_frechet_distance_of_known_gaussians():
-    """In units of the spread of real features: shifted by one, and twice as wide."""
-    real = torch.randn(200, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 7
-    distance = quality.FrechetDistance(real)
-    assert distance(real) == pytest.approx(0, abs=1e-9)
-    assert distance(real + real.std(0)) == pytest.approx(5)
-    assert distance(real.mean(0) + 2 * (real - real.mean(0))) == pytest.approx(5), "of a standard deviation each"
-    still = torch.cat([real, torch.ones(200, 1)], 1)
-    assert quality.FrechetDistance(still)(still) == pytest.approx(0, abs=1e-9), "what never changes divides by nothing"
