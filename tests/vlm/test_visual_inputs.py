@@ -550,7 +550,7 @@ def test_the_tower_is_watched_for_a_method_that_needs_either(needs):
 
 def test_a_tower_without_attention_cannot_rank_tokens(monkeypatch):
     model, arguments = visual_examples.onevision()
-    monkeypatch.setattr(visual_adapter, "attention_layers", lambda tower: [])
+    monkeypatch.setattr(visual_adapter, "tower_attention", lambda tower: [])
     with mmaccel.accelerate(model, Some()) as fast, pytest.raises(UnsupportedTargetError, match="no attention to read"):
         fast.generate(**arguments(1))
 

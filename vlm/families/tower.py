@@ -104,7 +104,7 @@ def probed(module: torch.nn.Module, with_keys: bool = True) -> Iterator[Probe]:
         yield probe
 
 
-def attention_layers(tower: torch.nn.Module) -> list[torch.nn.Module]:
+def tower_attention(tower: torch.nn.Module) -> list[torch.nn.Module]:
     """The attention layers of a tower, in order."""
     return [
         module
@@ -118,7 +118,7 @@ def attention_layers(tower: torch.nn.Module) -> list[torch.nn.Module]:
 
 def require_readable(tower: torch.nn.Module, reader: str) -> None:
     """Raise if :func:`probed` cannot watch the layers of a tower."""
-    unfit = unfit_attention(attention_layers(tower))
+    unfit = unfit_attention(tower_attention(tower))
     if unfit is not None:
         raise UnsupportedTargetError(
             f"{reader} ranks tokens by the attention in the vision tower, which has attn_implementation={unfit!r}:"
@@ -128,7 +128,7 @@ def require_readable(tower: torch.nn.Module, reader: str) -> None:
 
 def blocks(tower: torch.nn.Module) -> list[torch.nn.Module]:
     """The layers of a tower, in order, each with one of its attention layers; empty where they are not in one list."""
-    attention = {*attention_layers(tower)}
+    attention = {*tower_attention(tower)}
     for module in tower.modules():
         layers = list(module) if isinstance(module, torch.nn.ModuleList) else []
         if layers and all(attention & {*layer.modules()} for layer in layers):

@@ -23,7 +23,7 @@ from ..input.visual import Visual
 from ..pruning.compressor import MANY, Compressor
 from .layout import lay_grids, lay_tiles
 from .rows import ROWS, row_of
-from .tower import Probe, attention_layers, blocks
+from .tower import Probe, blocks, tower_attention
 from .visual_adapter import KINDS, MASK, PIXELS, VisualAdapter
 
 DIGITS = 2  # tokens by which the words between the frames of a clip differ, where these are numbered or have a time
@@ -56,7 +56,7 @@ class VisionLanguageAdapter(VisualAdapter):
     def check(self, method: Any) -> None:
         super().check(method)
         reads = getattr(method, "needs_attention", False) or getattr(method, "needs_key", False)
-        why = self.row.unplaced or ("" if attention_layers(self.tower) else "no attention that can be read")
+        why = self.row.unplaced or ("" if tower_attention(self.tower) else "no attention that can be read")
         if reads and why:
             raise UnsupportedTargetError(
                 f"{method.name} ranks tokens by the attention in the vision tower, and that of"

@@ -32,7 +32,7 @@ from ..pruning.compressor import Compressor
 from ..pruning.frame_merging import merging
 from ..pruning.inner import Cuts, install, why_uncut
 from ..pruning.row import Cut
-from .tower import Probe, attention_layers, blocks, layer_of, probed, require_readable
+from .tower import Probe, blocks, layer_of, probed, require_readable, tower_attention
 
 KINDS = ("image", "video")
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -278,7 +278,7 @@ class VisualAdapter(DecoderAdapter):
 
     def scoring_layer(self, kwargs: dict[str, Any]) -> torch.nn.Module:
         """The attention layer of the tower that scores tokens: the last one that is used."""
-        layers = attention_layers(self.tower)
+        layers = tower_attention(self.tower)
         if not layers:
             raise UnsupportedTargetError(f"the vision tower of {type(self.target).__name__} has no attention to read")
         chosen = kwargs.get("vision_feature_layer")

@@ -23,7 +23,7 @@ from mmaccel.progress import looks
 from .sampling import MAX_FRAMES, MIN_FRAMES, check_sampling, sample_frames
 from .video_readers import READERS, Reader, resized, scaled
 
-PICTURES = (".gif", ".webp", ".apng")
+ANIMATIONS = (".gif", ".webp", ".apng")
 SLACK = 1e-3  # seconds: decord keeps times in single precision
 BAR_AFTER = 2.0  # seconds of reading until a progress bar appears
 
@@ -237,7 +237,7 @@ def _backend(file: Path, backend: str | None) -> str:
         if backend not in READERS:
             raise unknown_name("backend", backend, READERS)
         return backend
-    if file.suffix.lower() in PICTURES:
+    if file.suffix.lower() in ANIMATIONS:
         return "pil"
     for name in ("av", "decord"):
         if importlib.util.find_spec(name) is not None:

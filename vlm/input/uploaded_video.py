@@ -11,7 +11,7 @@ from mmaccel.uploads.found import found
 from mmaccel.uploads.limits import UploadLimits
 
 from . import video_readers
-from .read_video import PICTURES, VideoFrames, take
+from .read_video import ANIMATIONS, VideoFrames, take
 from .sampling import llava
 
 
@@ -24,7 +24,7 @@ def read_clip(path: Path | str, frames: int, limits: UploadLimits, run: UploadRu
         If it is no video, or too large, too long or too much to decode.
     """
     with found(path, limits, VideoFileError) as file:
-        backend = "pil" if file.suffix.lower() in PICTURES else "av"
+        backend = "pil" if file.suffix.lower() in ANIMATIONS else "av"
         with closing(ApartReader(run or Wanted(), file, backend, limits, video_readers.__file__)) as reader:
             chosen = llava(len(reader.times), min(frames, len(reader.times)))
             return take(reader, chosen, limits.side, file, backend, progress=False)
