@@ -7,6 +7,7 @@ A model maps a history (tuple of tokens) to a tuple of fractions. A judge maps (
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from fractions import Fraction
 from functools import cache
@@ -35,25 +36,9 @@ def model(seed, vocabulary, zeros=False):
     return dist
 
 
-def sequence_probability(dist, sequence, start=0):
-    probability = ONE
-    for i in range(start, len(sequence)):
-        probability *= dist(sequence[:i])[sequence[i]]
-    return probability
-
-
 def sequence_distribution(dist, vocabulary, length):
     sequences = itertools.product(range(vocabulary), repeat=length)
-    return {s: sequence_probability(dist, s) for s in sequences}
-
-
-def complete(emitted, target, vocabulary, length):
-    """Distribution of the first `length` tokens when each emitted prefix goes on by the target."""
-    result = {}
-    for s in itertools.product(range(vocabulary), repeat=length):
-        prefixes = (s[:n] for n in range(length + 1))
-        result[s] = sum((emitted.get(x, 0) * sequence_probability(target, s, len(x)) for x in prefixes), ZERO)
-    return result
+    return {s: math.prod((dist(s[:i])[token] for i, token in enumerate(s)), start=ONE) for s in sequences}
 
 
 def tv(left, right):
@@ -65,9 +50,9 @@ def add(distribution, key, probability):
         distribution[key] = distribution.get(key, ZERO) + probability
 
 
-def rest(p, q, scale=ONE):
-    """norm[(scale p - q)+], p where that is all zero."""
-    parts = [max(scale * a - b, ZERO) for a, b in zip(p, q, strict=True)]
+def rest(p, q):
+    """norm[(p - q)+], p where that is all zero."""
+    parts = [max(a - b, ZERO) for a, b in zip(p, q, strict=True)]
     total = sum(parts)
     return tuple(x / total for x in parts) if total else tuple(p)
 
@@ -83,10 +68,6 @@ def chain_emitted(drafts, target, judge):
             for token, share in enumerate(after):
                 add(emitted, (*draft[:accepted], token), weight * probability * share)
     return emitted
-
-
-def expected_accepted(emitted):
-    return sum(mass * (len(tokens) - 1) for tokens, mass in emitted.items())
 
 
 def stop_distribution(successes):
