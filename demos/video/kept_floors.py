@@ -8,9 +8,9 @@ prompts with it. Several sessions, each with another first prompt, by each sampl
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterable, Iterator
+from statistics import mean
 from typing import Any
 
 import torch
@@ -104,11 +104,11 @@ def _line(sampler: str, floor: float, rows: list[dict[str, Any]]) -> list[str]:
         sampler,
         f"{floor:g} dB",
         f"{sum(one >= floor for one in quality)} of {len(quality)}",
-        f"{statistics.mean(quality):.1f}",
+        f"{mean(quality):.1f}",
         f"{min(quality):.1f}",
         str(sum(row["stopped"] for row in rows)),
-        f"{statistics.median(row['plain_seconds'] / row['seconds'] for row in rows):.2f}x",
-        f"{statistics.mean(row['computed'] for row in rows):.0%}",
+        f"{results.median(row['plain_seconds'] / row['seconds'] for row in rows):.2f}x",
+        f"{mean(row['computed'] for row in rows):.0%}",
     ]
 
 

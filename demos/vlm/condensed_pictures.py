@@ -30,6 +30,7 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.comparison.runner import turned
 from mmaccel.demos.training import picture_text
 from mmaccel.demos.training.recipe import to_pixels
 from mmaccel.testing.untrained import untrained
@@ -164,7 +165,7 @@ def times(batches: tuple[int, ...], rounds: int) -> Iterator[dict[str, Any]]:
     order = list(ways(model).items())
     pictures = torch.randn(max(batches), 3, 224, 224, generator=torch.Generator().manual_seed(2))
     for batch, turn in tqdm(list(itertools.product(batches, range(rounds))), unit="round"):
-        for name, (way, _) in order[turn % len(order) :] + order[: turn % len(order)]:
+        for name, (way, _) in turned(order, turn):
             with way(model) as (target, prepared):
                 target.get_text_features(texts)
                 target.get_image_features(**prepared(pictures[:1]))  # warms up, and fills a place of the reservoir

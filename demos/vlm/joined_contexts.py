@@ -24,6 +24,7 @@ import mmaccel
 from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.comparison.runner import turned
 from mmaccel.demos.vlm.first_token import FirstToken
 from mmaccel.demos.vlm.page_questions import PAGES, TOKENS, Call, Question, questions, without_contexts
 from mmaccel.demos.vlm.parallel_pages import ParallelPages
@@ -146,11 +147,6 @@ def turn_about(tokenizer: Any, asked: Any) -> torch.Tensor:
     text = f"<|im_start|>user {asked.question}<|im_end|><|im_start|>assistant {asked.answer}<|im_end|>"
     ids: torch.Tensor = tokenizer(text, return_tensors="pt").input_ids
     return ids
-
-
-def turned(some: list[Any], turn: int) -> list[Any]:
-    """A list that begins elsewhere at each turn."""
-    return some[turn % len(some) :] + some[: turn % len(some)]
 
 
 def page(result: dict[str, Any]) -> str:

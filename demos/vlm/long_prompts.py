@@ -8,9 +8,9 @@ each method by turns, and is asked for numbers planted in others.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from contextlib import nullcontext
+from statistics import mean
 from typing import Any
 
 from tqdm import tqdm
@@ -19,6 +19,7 @@ import mmaccel
 from mmaccel import vlm
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.comparison.runner import turned
 from mmaccel.demos.vlm.first_token import FirstToken
 from mmaccel.method import Method
 from mmaccel.vlm.bench import language_tasks
@@ -40,8 +41,7 @@ def measure(length: int, texts: list[int], needles: list[int], needle_length: in
     asked = [language_tasks.needle_task(tokenizer, needle_length, seed) for seed in needles]
     samples: list[dict[str, Any]] = []
     for turn in range(max(len(texts), len(needles))):
-        names = list(WAYS)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in turned(list(WAYS), turn):
             with mmaccel.accelerate(model, *WAYS[name]) if WAYS[name] else nullcontext(model) as target:
                 if turn < len(texts):
                     first = FirstToken()
@@ -77,13 +77,13 @@ def _line(samples: list[dict[str, Any]], name: str) -> list[str]:
     found = [s["found"] for s in samples if s["way"] == name and "needle" in s]
     added = {kind: own[kind]["loss"] - plain[kind]["loss"] for kind in own}
     worst = max(added, key=lambda kind: added[kind])
-    faster = statistics.median(plain[kind]["processor_seconds"] / own[kind]["processor_seconds"] for kind in own)
+    faster = results.median(plain[kind]["processor_seconds"] / own[kind]["processor_seconds"] for kind in own)
     return [
         name,
-        f"{statistics.median(one['processor_seconds'] for one in own.values()):.1f} s",
+        f"{results.median(one['processor_seconds'] for one in own.values()):.1f} s",
         f"{faster:.2f}x",
-        f"{statistics.mean(one['loss'] for one in own.values()):.3f}",
-        f"{statistics.mean(added.values()):+.3f}",
+        f"{mean(one['loss'] for one in own.values()):.3f}",
+        f"{mean(added.values()):+.3f}",
         f"{added[worst]:+.3f} ({worst})",
         f"{sum(found)} of {len(found)}",
     ]

@@ -9,7 +9,6 @@ of 1,000 contexts is made, whose writer is killed in the middle of a write, agai
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -164,8 +163,8 @@ def page(result: dict[str, Any]) -> str:
 
 def _line(row: dict[str, Any]) -> list[str]:
     samples = row["samples"]
-    middle = {name: statistics.median(one[name] for one in samples) for name in ("prompt", "from_store")}
-    plain, stored = (statistics.median(one[way] for one in samples) for way in ("plain", "stored"))
+    middle = {name: results.median(one[name] for one in samples) for name in ("prompt", "from_store")}
+    plain, stored = (results.median(one[way] for one in samples) for way in ("plain", "stored"))
     equal = sum(one["equal"] for one in samples)
     return [
         row["context"],

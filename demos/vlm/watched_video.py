@@ -21,6 +21,7 @@ import mmaccel
 from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.comparison.runner import turned
 from mmaccel.demos.vlm.hours_of_video import clips
 from mmaccel.vlm.answering import prepare
 from mmaccel.vlm.bench.timing import NEW, TokenClock
@@ -84,8 +85,7 @@ def rows(model: Any, processor: Any, asked: list[Any], size: int) -> Iterator[di
         path = Path(folder) / "clip.mp4"
         for number, question in enumerate(tqdm(asked, unit="clip")):
             write(question.frames, path, size)
-            turn = number % len(made)
-            for name, run in made[turn:] + made[:turn]:
+            for name, run in turned(made, number):
                 clock, began = TokenClock(), time.perf_counter()
                 answer, frames = run(path, question.question, clock)
                 seconds = clock.times[0] - began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -15,6 +15,8 @@ from ..session import Session
 from .entry import PLAIN, Entry, Sample
 from .ranks import Ranks
 from .trial import Workload
+
+T = TypeVar("T")
 
 
 class Runner:
@@ -88,9 +90,8 @@ class Runner:
     def take_turns(self, runs: Sequence[int], entries: Sequence[Entry] | None = None) -> None:
         """Runs of these numbers, of all entries or of some."""
         running = self.entries if entries is None else list(entries)
-        for turns, number in enumerate(runs):
-            turn = turns % len(running)
-            for entry in running[turn:] + running[:turn]:
+        for turn, number in enumerate(runs):
+            for entry in turned(running, turn):
                 self._run(entry, number)
 
     def gather(self) -> None:
@@ -145,6 +146,18 @@ class Runner:
             for other, waiting in self._waiting:
                 other.judged(self.trial, self.seeds[number], self._plain, waiting)
             self._waiting = []
+
+
+def turned(some: list[T], turn: int) -> list[T]:
+    """A list that begins elsewhere at each turn.
+
+    Examples
+    --------
+    >>> turned(["a", "b", "c"], 4)
+    ['b', 'c', 'a']
+    """
+    start = turn % len(some)
+    return some[start:] + some[:start]
 
 
 def _start_of_memory() -> int:
