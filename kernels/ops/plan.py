@@ -195,20 +195,27 @@ def block_coverage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which blocks hold at least one visible pair, and which hold nothing but visible pairs, `[rows, columns]`."""
     left, right = window_sides(window, causal)
-    first_query = torch.arange(0, q_len, block_m, device=device)
-    last_query = (first_query + block_m).clamp(max=q_len) - 1
-    first_query, last_query = first_query + kv_len - q_len, last_query + kv_len - q_len
-    first_key = torch.arange(0, kv_len, block_n, device=device)
-    last_key = (first_key + block_n).clamp(max=kv_len) - 1
+    first_query, last_query, first_key, last_key = block_edges(q_len, kv_len, block_m, block_n, device)
     some = torch.ones(len(first_query), len(first_key), dtype=torch.bool, device=device)
     full = (first_key + block_n <= kv_len).expand_as(some)
     if right >= 0:
-        some = some & (first_key <= last_query[:, None] + right)
-        full = full & (last_key <= first_query[:, None] + right)
+        some = some & (first_key <= last_query + right)
+        full = full & (last_key <= first_query + right)
     if left >= 0:
-        some = some & (last_key >= first_query[:, None] - left)
-        full = full & (first_key >= last_query[:, None] - left)
+        some = some & (last_key >= first_query - left)
+        full = full & (first_key >= last_query - left)
     return some, full
+
+
+def block_edges(
+    q_len: int, kv_len: int, block_m: int, block_n: int, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Places of the first and last query of each row `[rows, 1]`, and of the first and last key `[columns]`."""
+    row = torch.arange(0, q_len, block_m, device=device)[:, None]
+    first_key = torch.arange(0, kv_len, block_n, device=device)
+    before = kv_len - q_len  # the last query stands at the last key
+    last_query = (row + block_m).clamp(max=q_len) - 1 + before
+    return row + before, last_query, first_key, (first_key + block_n).clamp(max=kv_len) - 1
 
 
 @functools.lru_cache(maxsize=1024)

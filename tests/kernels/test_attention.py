@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from selected_tokens import select
 
 from mmaccel import kernels
 from mmaccel.kernels import BlockPlan
@@ -119,7 +120,7 @@ def test_the_scale_of_the_scores(monkeypatch, flash):
     few, lengths = q[:, :, :3], torch.tensor([130, 90])
     agrees(kernels.verify_attention, few, k, v, lengths, **given)
     agrees(kernels.verify_attention, few[:, :, :1], k, v, torch.tensor([130, 130]), **given)
-    agrees(kernels.verify_attention, few, k, v, lengths, select([130, 90], 2, 3, 20), **given)
+    agrees(kernels.verify_attention, few, k, v, lengths, select([130, 90], 2, 3, 20).int(), **given)
     everything = torch.arange(130).expand(2, 2, -1)
     agrees(kernels.verify_attention, few[:, :, :1], k, v, torch.tensor([130, 130]), everything, **given)
 
@@ -244,20 +245,8 @@ def test_verify_drafts_that_do_not_see_the_first(chosen, lengths):
     lengths = torch.tensor(lengths)
     for mask in (torch.eye(4).bool(), torch.zeros(4, 4).bool(), torch.zeros(1, 1).bool()):
         q, k, v = tensors(torch.float32, queries=len(mask))
-        token_idx = select(lengths.tolist(), 2, len(mask), 8) if chosen else None
+        token_idx = select(lengths.tolist(), 2, len(mask), 8).int() if chosen else None
         agrees(kernels.verify_attention, q, k, v, lengths, token_idx, mask)
-
-
-def select(lengths, heads, count, chosen):
-    """Sorted random tokens of each head, the newest `count` included, padded with -1."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for length in lengths:
-        for _ in range(heads):
-            older = torch.randperm(length - count, generator=generator)[: chosen - count].sort().values
-            tokens = torch.cat([older, torch.arange(length - count, length)])
-            rows.append(torch.nn.functional.pad(tokens, (0, chosen - len(tokens)), value=-1))
-    return torch.stack(rows).view(len(lengths), heads, chosen).int()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -265,7 +254,7 @@ def select(lengths, heads, count, chosen):
 @pytest.mark.parametrize("lengths", ((130, 130), (9, 100)))
 def test_verify_selected_tokens(dtype, count, lengths):
     q, k, v = tensors(dtype, queries=count)
-    agrees(kernels.verify_attention, q, k, v, torch.tensor(lengths), select(lengths, 2, count, 20))
+    agrees(kernels.verify_attention, q, k, v, torch.tensor(lengths), select(lengths, 2, count, 20).int())
 
 
 def test_selecting_all_tokens_is_selecting_none():

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from mmaccel.kernels.checks import check_attention, require
-from mmaccel.kernels.plan import BlockPlan, block_coverage
+from mmaccel.kernels.plan import BlockPlan, block_coverage, block_edges
 
 from ..scores import check_count, check_share, head_scores, masked_softmax, work
 
@@ -87,11 +87,7 @@ class BlockGrid:
 
     def edges(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Places of the first and last query of each row `[rows, 1]`, and of the first and last key `[columns]`."""
-        row = torch.arange(0, self.q_len, self.block_m, device=self.device)[:, None]
-        first_key = torch.arange(0, self.kv_len, self.block_n, device=self.device)
-        before = self.kv_len - self.q_len
-        last_query = (row + self.block_m).clamp(max=self.q_len) - 1 + before
-        return row + before, last_query, first_key, (first_key + self.block_n).clamp(max=self.kv_len) - 1
+        return block_edges(self.q_len, self.kv_len, self.block_m, self.block_n, self.device)
 
     def _covered(self, causal: bool, window: int | tuple[int, int] | None) -> torch.Tensor:
         sizes = (self.q_len, self.kv_len, self.block_m, self.block_n)

@@ -122,17 +122,20 @@ def test_segments_of_any_stride():
         torch.testing.assert_close(kernels.segment_mean(*shared), reference(kernels.segment_mean, *shared))
 
 
-@pytest.mark.parametrize("name", ("q", "u"))
+@pytest.mark.parametrize("name", ("p", "q", "u"))
 def test_float64_is_refused_of_each_argument(name):
     given = {"p": torch.ones(1, 2, 3), "q": torch.ones(1, 1, 3), "tok": torch.zeros(1, 1).long(), "u": torch.ones(1, 1)}
     given[name] = given[name].double()
     with pytest.raises(ValueError, match=f"^{name} must be float32, float16 or bfloat16 on the Triton backend"):
         kernels.accept_length(*given.values())
-    w = torch.ones(2).double()
-    with pytest.raises(ValueError, match="^w must be"):
-        kernels.segment_mean(torch.ones(2, 3), w, torch.arange(2), torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match="^q must be"):
-        kernels.residual_sample(given["p"].float(), torch.ones(1, 1, 3).double(), torch.tensor([0]), 0)
+    x, w = torch.ones(2, 3), torch.ones(2)
+    for argument, weighted in (("x", (x.double(), None)), ("w", (x, w.double()))):
+        with pytest.raises(ValueError, match=f"^{argument} must be"):
+            kernels.segment_mean(*weighted, torch.arange(2), torch.tensor([0, 2]))
+    p, q = torch.ones(1, 2, 3), torch.ones(1, 1, 3)
+    for argument, drafted in (("p", (p.double(), q)), ("q", (p, q.double()))):
+        with pytest.raises(ValueError, match=f"^{argument} must be"):
+            kernels.residual_sample(*drafted, torch.tensor([0]), 0)
 
 
 def test_nothing_to_do():
@@ -199,15 +202,3 @@ def test_accepting_and_sampling_have_the_distribution_of_the_model():
     assert chi_square(sampled[kept == 1], p[0, 1]) < 27.9
     residual = (p[0, 0] - q[0, 0]).clamp(min=0)
     assert not sampled[kept == 0].bincount(minlength=6)[residual == 0].any()
-
-
-@pytest.mark.parametrize("op", ("segment_mean", "accept_length", "residual_sample"))
-def test_float64_is_refused(op):
-    x, index = torch.ones(1, 1, 2, 3).double(), torch.zeros(1, 1, dtype=torch.int64)
-    arguments = {
-        "segment_mean": (x[0], None, index, torch.zeros(1, 2, dtype=torch.int64)),
-        "accept_length": (x[0], x[0, :, :1], index, torch.zeros(1, 1)),
-        "residual_sample": (x[0], x[0, :, :1], index[0], 0),
-    }
-    with pytest.raises(ValueError, match="float64"):
-        getattr(kernels, op)(*arguments[op])

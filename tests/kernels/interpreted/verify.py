@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from selected_tokens import select
 
 from mmaccel.kernels import backend, verify_attention
 
@@ -58,18 +59,6 @@ def test_rows_of_a_tree_that_see_nothing(agrees, draw):
 def test_many_rows_for_a_key_head(agrees, draw, heads, count):
     q, k, v = draw(query_heads=heads, queries=count, keys=150, width=16)
     agrees(verify_attention, q, k, v, torch.tensor([150, 90]))
-
-
-def select(lengths, heads, count, chosen):
-    """Sorted random tokens of each head, the newest `count` included, padded with -1."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for length in lengths:
-        for _ in range(heads):
-            older = torch.randperm(length - count, generator=generator)[: chosen - count].sort().values
-            tokens = torch.cat([older, torch.arange(length - count, length)])
-            rows.append(torch.nn.functional.pad(tokens, (0, chosen - len(tokens)), value=-1))
-    return torch.stack(rows).view(len(lengths), heads, chosen)
 
 
 @pytest.mark.parametrize("count", (1, 4))
