@@ -213,10 +213,3 @@ def test_a_folder_that_looks_like_one_brings_no_code(trained):
     with pytest.raises(UnsupportedTargetError, match="needs Python code of its own"):
         load(str(trained))
     assert not (trained / "it-ran").exists()
-
-
-def test_the_card_tells_what_was_measured():
-    folder = zoo.path("tiny-canvas")
-    facts = json.loads((folder / "training.json").read_text())
-    card = (folder / "README.md").read_text()
-    assert f"{facts['exact']['blocks']:.1%} of whole lists" in card and f"{facts['steps']:,} steps" in card

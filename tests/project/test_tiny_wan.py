@@ -198,8 +198,7 @@ def test_held_out_loss_is_told_and_low():
 
 
 def _copy(tmp_path):
-    shutil.copytree(zoo.path("tiny-wan"), tmp_path / "model")
-    return tmp_path / "model"
+    return shutil.copytree(zoo.path("tiny-wan"), tmp_path / "model")
 
 
 def test_truncated_weights(tmp_path):

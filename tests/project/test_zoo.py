@@ -106,8 +106,7 @@ def test_reference_pictures_are_likelier_than_noise(loaded):
 
 
 def _copy(tmp_path):
-    shutil.copytree(zoo.path("tiny-janus"), tmp_path / "model")
-    return tmp_path / "model"
+    return shutil.copytree(zoo.path("tiny-janus"), tmp_path / "model")
 
 
 def test_truncated_weights(tmp_path):
@@ -136,6 +135,20 @@ def test_what_is_held_out_stays_held_out():
     assert [i for i, scene in enumerate(moving) if scene.held_out] == [40, 45, 192]
     still = [emoji_world.random_scene(np.random.default_rng(i), ("heart", "pizza", "star")) for i in range(200)]
     assert [i for i, scene in enumerate(still) if scene.held_out] == [155]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    (
+        ("tiny-amused", "{held_out_nats_per_masked_code} nats"),
+        ("tiny-reader", "{exact[pages]:.1%} of whole pages"),
+        ("tiny-canvas", "{exact[blocks]:.1%} of whole lists"),
+    ),
+)
+def test_the_card_tells_what_was_measured(name, told):
+    facts = json.loads((zoo.path(name) / "training.json").read_text())
+    card = (zoo.path(name) / "README.md").read_text()
+    assert told.format(**facts) in card and f"{facts['steps']:,} steps" in card
 
 
 # ---------------------------------------------------------------- what is said of prompts
