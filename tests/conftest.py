@@ -1,10 +1,14 @@
-"""One thread for all tests, since the models are tiny, and no choice of kernels from another run, or left for one."""
+"""What tests share: one thread, since models are tiny, and no choice of kernels from another run, or left for one."""
+
+import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
 from expected_skips import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401  (hooks)
 from work_clock import work_clock  # noqa: F401  (a fixture)
 
+from mmaccel import registry
 from mmaccel.files import kept_choices
 
 
@@ -27,3 +31,20 @@ def own_choices(tmp_path_factory):
         patch.setattr(kept_choices, "path", lambda: folder / "choices.json")
         patch.setenv("MMACCEL_CACHE", str(folder))  # contexts of prompts too
         yield
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Registers a method for one test."""
+    registry.load_modalities()  # their own methods stay
+    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+    return registry.register
+
+
+@pytest.fixture(scope="session")
+def recording():
+    """Ten seconds of human speech."""
+    found = importlib.util.find_spec("moonshine_voice")
+    if found is None or importlib.util.find_spec("soxr") is None:
+        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
+    return Path(found.origin).parent / "assets" / "beckett.wav"

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import registry
 from mmaccel.comparison import trial
 from mmaccel.image import examples as image_examples
 from mmaccel.image.method import ImageMethod
@@ -74,21 +73,19 @@ class Clock:
 
 
 @pytest.fixture(params=BUILDERS)
-def stage(request, monkeypatch):
+def stage(request, monkeypatch, register):
     """A case, a clock, and methods of its modality that are registered for one test."""
-    before = dict(registry._methods)
     case, clock = BUILDERS[request.param](), Clock()
     case.module.register_forward_pre_hook(clock.tick)
     monkeypatch.setattr(trial.Workload, "timer", staticmethod(clock.perf_counter))
-    yield SimpleNamespace(modality=request.param, case=case, **methods(request.param, case.module, clock))
-    registry._methods.clear()
-    registry._methods.update(before)
+    found = methods(request.param, case.module, clock, register)
+    return SimpleNamespace(modality=request.param, case=case, **found)
 
 
-def methods(modality: str, module: torch.nn.Module, clock: Clock) -> dict[str, type[Method]]:
+def methods(modality: str, module: torch.nn.Module, clock: Clock, register: Any) -> dict[str, type[Method]]:
     base: Any = ImageMethod if modality == "image" else Method
 
-    @registry.register(modality)
+    @register(modality)
     @dataclass(frozen=True)
     class Nothing(base):
         """Does nothing."""
@@ -99,7 +96,7 @@ def methods(modality: str, module: torch.nn.Module, clock: Clock) -> dict[str, t
         def attach(self, session, stack: ExitStack) -> None:
             pass
 
-    @registry.register(modality)
+    @register(modality)
     @dataclass(frozen=True)
     class Slowly(base):
         """Takes twice as long, and says that it did its work."""
@@ -114,7 +111,7 @@ def methods(modality: str, module: torch.nn.Module, clock: Clock) -> dict[str, t
 
             stack.callback(module.register_forward_pre_hook(dawdle).remove)
 
-    @registry.register(modality)
+    @register(modality)
     @dataclass(frozen=True)
     class Failing(base):
         """Fails in the middle of its third run."""

@@ -138,11 +138,6 @@ def test_methods_are_frozen_and_compare_by_settings():
         ZipAR().window = 3
 
 
-def test_unknown_setting_suggests():
-    with pytest.raises(UnknownNameError, match="setting of image.ZipAR 'windw': did you mean 'window'"):
-        ZipAR.from_settings({"windw": 3})
-
-
 def test_exactness_of_an_instance():
     assert SpeculativeJacobi().exact and not ZipAR().exact
     assert not GroupedSpeculative().exact and GroupedSpeculative(group_size=1).exact

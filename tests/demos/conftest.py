@@ -1,8 +1,6 @@
-"""The demo app as it is served, a browser for it, and human speech."""
+"""The demo app as it is served, and a browser for it."""
 
-import importlib.util
 import shutil
-from pathlib import Path
 
 import pytest
 from expected_skips import BROWSERS
@@ -44,12 +42,3 @@ def url(frame, tmp_path_factory):
         yield blocks.local_url  # inside: gradio asks for the folder again at every upload
         frame.runs.close()
         blocks.close(verbose=False)
-
-
-@pytest.fixture(scope="module")
-def recording():
-    """Ten seconds of human speech."""
-    found = importlib.util.find_spec("moonshine_voice")
-    if found is None or importlib.util.find_spec("soxr") is None:
-        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
-    return Path(found.origin).parent / "assets" / "beckett.wav"

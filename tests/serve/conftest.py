@@ -1,21 +1,9 @@
-"""Human speech, and a recogniser behind HTTP."""
-
-import importlib.util
-from pathlib import Path
+"""A recogniser behind HTTP."""
 
 import pytest
 
 from mmaccel import speech
 from mmaccel.speech.serving.transcriptions import ENDPOINT
-
-
-@pytest.fixture(scope="session")
-def recording():
-    """Ten seconds of human speech."""
-    found = importlib.util.find_spec("moonshine_voice")
-    if found is None or importlib.util.find_spec("soxr") is None:
-        pytest.skip('needs the speech extra: pip install "mmaccel[speech]"')
-    return Path(found.origin).parent / "assets" / "beckett.wav"
 
 
 @pytest.fixture(scope="session")

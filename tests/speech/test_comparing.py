@@ -1,7 +1,6 @@
 """Comparisons of recognisers: segments, word errors, what is not carried from run to run, and the bench's figures."""
 
 import functools
-import json
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import registry, speech
+from mmaccel import speech
 from mmaccel.adapter import find_adapter
 from mmaccel.cli import main as cli
 from mmaccel.comparison.trial import trial_of
@@ -25,7 +24,7 @@ from mmaccel.speech.audio.recordings import word_errors
 from mmaccel.speech.bench import parts as benchmark_parts
 from mmaccel.speech.comparing import RecognizerTrial, Transcription, _total, cut, name_of, recording
 from mmaccel.speech.families.moonshine import MoonshineAdapter
-from mmaccel.testing.contract import Interrupted, broken_after, snapshot
+from mmaccel.testing.contract import snapshot
 
 pytest.importorskip("jiwer")
 RATE = 16_000
@@ -40,15 +39,6 @@ def moonshine():
 @pytest.fixture(scope="module")
 def whisper():
     return examples.whisper()[0], examples.whisper_processor()
-
-
-@pytest.fixture
-def method():
-    """Registers a method for one test."""
-    before = dict(registry._methods)
-    yield registry.register
-    registry._methods.clear()
-    registry._methods.update(before)
 
 
 def said(seconds=1.0, seed=0):
@@ -218,29 +208,8 @@ def test_a_shorter_window_of_whisper(whisper):
     assert own.count == 0 and "give audio=" in own.no_simple
 
 
-def test_a_method_that_does_nothing_is_called_out(moonshine, tmp_path):
-    found = compare(moonshine, speech.SuffixDraft(block=0), simple=False)
-    row = found.rows[1]
-    assert row["idle"] == "the model's own loop ran: drafts of 0 tokens" and row["equal"]
-    assert f"{row['label']} did nothing: the model's own loop ran" in str(found)
-    for name in ("x.html", "x.json"):
-        found.save(tmp_path / name)
-    assert "did nothing: the model&#x27;s own loop ran" in (tmp_path / "x.html").read_text()
-    assert json.loads((tmp_path / "x.json").read_text())["rows"][1]["idle"] == row["idle"]
-
-
-def test_a_failure_names_the_entry_and_leaves_the_model_clean(moonshine):
-    target, _ = moonshine
-    made = trial(moonshine)
-    plain, before = made.run(target, 0), snapshot(target)
-    with broken_after(target.get_decoder(), 14), pytest.raises(Interrupted) as error:
-        compare(moonshine, REPEATING)
-    assert error.value.__notes__ == [f"while comparing {REPEATING}, seed 0"]
-    assert snapshot(target).keys() == before.keys() and made.run(target, 0).tokens == plain.tokens
-
-
-def test_a_warning_of_some_calls_says_how_many(moonshine, method):
-    @method("speech")
+def test_a_warning_of_some_calls_says_how_many(moonshine, register):
+    @register("speech")
     @dataclass(frozen=True)
     class Once(Method):
         """Engages in the first call of a session."""

@@ -1,7 +1,5 @@
 """Drafts of pages: what a light pipeline read, whatever it is, and the reader's own tokens."""
 
-import json
-
 import numpy as np
 import pytest
 import tiny_readers
@@ -310,13 +308,6 @@ def test_a_light_pipeline_errs_on_so_many_words():
         ]
         assert abs(sum(one != other for one, other in pairs) / len(pairs) - wrong) < 0.06
     assert all(text.startswith("# ") and "| --- | --- |\n" in text for _, text in misread(regions, 1))
-
-
-def test_settings_survive_a_plan(tmp_path, lighton):
-    plan = mmaccel.plan(lighton[0], DocumentDraft(regions=True, block=12))
-    plan.save(tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text())
-    assert mmaccel.Plan.load(tmp_path / "plan.json").methods == plan.methods
 
 
 # ---------------------------------------------------------------- a reader that reads

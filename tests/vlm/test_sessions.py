@@ -30,7 +30,7 @@ from mmaccel import private
 from mmaccel.cache import SelectingCache
 from mmaccel.errors import ConflictError, MemoryLimitError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import PREFILL
-from mmaccel.testing.contract import Interrupted, broken_after, snapshot
+from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples, visual_examples
 from mmaccel.vlm.decoder import generation
 
@@ -63,20 +63,8 @@ def test_names_in_the_tables_come_and_go(llama):
             assert set(ALL_ATTENTION_FUNCTIONS.keys()) == before
         session.generate(**arguments())
         assert session.report.engaged and session.report.speedup
-    assert set(ALL_ATTENTION_FUNCTIONS.keys()) == before
+    assert set(ALL_ATTENTION_FUNCTIONS.keys()) == before and session.adapter.attention is None
     assert all(module.config is config for module in session.adapter.attention_modules())
-
-
-@pytest.mark.parametrize("method", METHODS, ids=str)
-@pytest.mark.parametrize("calls", (0, 3))
-def test_an_exception_leaves_nothing(llama, method, calls):
-    model, arguments = llama
-    plain, before = model.generate(**arguments(2)), snapshot(model)
-    broken = broken_after(model.get_decoder().layers[1].self_attn, calls)
-    with pytest.raises(Interrupted), mmaccel.accelerate(model, method) as session, broken:
-        session.generate(**arguments(2))
-    assert session.adapter.attention is None and snapshot(model) == before
-    assert torch.equal(model.generate(**arguments(2)), plain)
 
 
 def test_models_that_share_a_configuration():
