@@ -299,10 +299,11 @@ def test_one_text_samples_the_tokens_of_the_model(llama, method, more):
     with mmaccel.accelerate(llama, method) as fast:
         for seed in (0, 1, 0):
             torch.manual_seed(seed)
-            found = fast.generate(**given)
+            found, state = fast.generate(**given), torch.get_rng_state()
             with fast.baseline():
                 torch.manual_seed(seed)
                 assert torch.equal(found, llama.generate(**given))
+                assert torch.equal(torch.get_rng_state(), state), "as many draws as plain sampling takes"
 
 
 def call_of_many(rows):

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 import mmaccel
 from mmaccel import vlm
@@ -88,94 +87,6 @@ def test_no_draft_is_longer_than_the_block(case, block):
         session.generate(**arguments())
         handle.remove()
     assert max(widths[1:]) == 1 + block, "the last token and a draft, all of it once the text is known"
-
-
-@pytest.mark.parametrize(
-    "more", ({"temperature": 0.7}, {"top_p": 0.9, "top_k": 0}, {"repetition_penalty": 1.2}), ids=str
-)
-def test_the_tokens_that_the_model_samples(case, more):
-    """From the same random state, so that whole texts have the model's distribution."""
-    model, arguments = case
-    more = {**more, "do_sample": True}
-    for seed in range(3):
-        torch.manual_seed(seed)
-        plain = model.generate(**arguments(**more))
-        state = torch.get_rng_state()
-        with mmaccel.accelerate(model, SuffixDecoding(shortest=1)) as session:
-            for _ in range(2):
-                torch.manual_seed(seed)
-                assert torch.equal(session.generate(**arguments(**more)), plain)
-                assert torch.equal(torch.get_rng_state(), state), "as many draws as plain sampling takes"
-            assert session.report.engaged
-
-
-class Raise(LogitsProcessor):
-    """A processor with a state: it must see each token once, in order."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, input_ids, scores):
-        self.seen.append(input_ids[0].tolist())
-        scores = scores.clone()
-        scores[:, 10 + len(self.seen) // 7] += 2.0
-        return scores
-
-
-def test_processors_ends_and_outputs(case):
-    model, arguments = case
-    texts = []
-    for run in (
-        lambda **more: model.generate(**arguments(**more)),
-        lambda **more: drafted(model, arguments, **more)[0],
-    ):
-        processor = Raise()
-        text = run(logits_processor=LogitsProcessorList([processor]))
-        end = int(run()[0, -9])
-        ended = run(eos_token_id=end)
-        full = run(return_dict_in_generate=True, output_scores=True, output_logits=True)
-        texts.append((processor.seen, text.tolist(), ended.tolist(), full))
-    (*plain, one), (*found, two) = texts
-    assert plain == found and len(plain[2][0]) < len(plain[1][0])
-    assert torch.equal(one.sequences, two.sequences)
-    for name in ("scores", "logits"):
-        for left, right in zip(one[name], two[name], strict=True):
-            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
-    assert one.past_key_values.get_seq_length() == two.past_key_values.get_seq_length()
-
-
-def test_a_second_turn(case):
-    """The cache of the first turn goes on, and what was said before is looked up."""
-    model, arguments = case
-    answers = []
-    for target in (model, mmaccel.accelerate(model, SuffixDecoding(shortest=1))):
-        cache = DynamicCache(config=model.config)
-        first = target.generate(**arguments(past_key_values=cache))
-        ids = torch.cat([first, first[:, :7]], 1)
-        more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": cache}
-        answers.append(target.generate(**arguments(**more)))
-    target.remove()
-    assert torch.equal(*answers)
-
-
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    (
-        ({"num_beams": 2}, "num_beams=2"),
-        ({"use_cache": False}, "no cache"),
-        ({"cache_implementation": "static"}, "cache_implementation='static'"),
-        ({"attention_mask": torch.cat([torch.ones(1, 34), torch.zeros(1, 2)], 1).long()}, "padded at its end"),
-    ),
-    ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
-)
-def test_what_is_left_to_the_model(case, more, reason):
-    model, arguments = case
-    torch.manual_seed(0)
-    plain = model.generate(**arguments(**more))
-    torch.manual_seed(0)
-    found, report = drafted(model, arguments, **more)
-    assert torch.equal(found, plain) and not report.engaged
-    assert report.warnings[0].startswith("the model's own loop ran: ") and reason in report.warnings[0]
 
 
 def test_a_text_in_which_nothing_comes_back_says_so(case):
