@@ -15,7 +15,7 @@ from PIL import Image
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
 from mmaccel.cache import require_memory
-from mmaccel.errors import MmaccelError, PromptError, SettingError, UnsupportedTargetError
+from mmaccel.errors import MmaccelError, PromptError, SettingError, UnsupportedTargetError, WeightsError
 from mmaccel.modality import get_modality
 from mmaccel.session import Session
 from mmaccel.zoo.weights import check_name, load_pipeline
@@ -142,7 +142,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
     UnsupportedTargetError
         If it is not a diffusers pipeline with a denoiser, or needs its own code.
     WeightsError
-        If a zoo model's weights are damaged.
+        If its weights are damaged.
     """
     if model in zoo.names():
         if zoo.modality(model) != "video":
@@ -152,6 +152,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
         check_name("pipeline", model, own := get_modality("video").models())
         try:
             pipe = load_pipeline(model, dtype)
+        except WeightsError:
+            raise
         except (OSError, ValueError, AttributeError) as error:
             raise UnsupportedTargetError(
                 f"{model!r} is not a pipeline: give a zoo name ({', '.join(own)}), a hub id or a folder"
