@@ -138,6 +138,14 @@ def test_so_many_are_drawn_ahead_and_no_more():
     assert len(drawn) <= 5 and list(ahead(iter(()))) == []
 
 
+def test_nothing_is_drawn_behind_an_error():
+    drawn = []
+    given = ahead(map(lambda number: drawn.append(number) or 1 // (1 - number), range(9)), 2)
+    with pytest.raises(ZeroDivisionError):
+        list(given)
+    assert drawn == [0, 1]
+
+
 def test_what_a_file_or_a_user_can_have_wrong_is_one_line(parts, tmp_path, file):
     stream = vlm.VideoStream(*parts, METHOD)
     for more, error, told in (
