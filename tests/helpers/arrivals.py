@@ -229,11 +229,11 @@ def _speech(seen, monkeypatch):
 def _document(seen, monkeypatch):
     def read_picture(path):
         seen.note(seen=path)
-        return SimpleNamespace(save=lambda path, form: PICTURE.save(path, form))
+        return SimpleNamespace(save=PICTURE.save)
 
     def example(wrong):
         seen.note(seen="a page", wrong=wrong)
-        return SimpleNamespace(save=lambda path, form: PICTURE.save(path, form)), ["a region"]
+        return SimpleNamespace(save=PICTURE.save), ["a region"]
 
     def read_regions(path):
         seen.note(regions=path)

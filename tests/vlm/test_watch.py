@@ -140,9 +140,13 @@ def test_so_many_are_drawn_ahead_and_no_more():
 
 def test_nothing_is_drawn_behind_an_error():
     drawn = []
-    given = ahead(map(lambda number: drawn.append(number) or 1 // (1 - number), range(9)), 2)
+
+    def fails_at_1(number):
+        drawn.append(number)
+        return 1 // (1 - number)
+
     with pytest.raises(ZeroDivisionError):
-        list(given)
+        list(ahead(map(fails_at_1, range(9)), 2))
     assert drawn == [0, 1]
 
 
