@@ -139,6 +139,8 @@ class RunFollower:
         self.passes += 1
         if self.is_swapped:
             self.drop()
+        if self.session.adapter.ends_run(kwargs):
+            self.end_early(broken=False)
         if self.stepper is None:  # a call outside of a run
             return original(*args, **kwargs)
         run = self.stepper.run
