@@ -18,6 +18,7 @@ from mmaccel.forwards import REGISTRY, diffusers_hooks
 CHILDREN = "_child_registries_cache"
 CONFIG = "_cache_config"
 PARALLEL = "_parallel_config"
+BACKENDS = "_SUPPORTED_BACKENDS"  # of an attention processor that does not take all
 GROUPED = "group_offloading"
 EXACT = "TextKVCacheConfig"  # of the cache that only spares projecting the text again
 
@@ -73,6 +74,13 @@ def knows_attention(denoiser: torch.nn.Module, places: tuple[str, ...]) -> bool:
     found = {name: module for name, module in denoiser.named_modules() if isinstance(module, _ATTENTION_CLASSES)}
     names = [name for name, module in found.items() if not getattr(module, "is_cross_attention", False)]
     return any(re.search(place, name) for place in places for name in names)
+
+
+def masks_blocks(denoiser: torch.nn.Module) -> bool:
+    """Whether its self-attention takes a mask of blocks, for which diffusers has no kernel but flex attention."""
+    processors = [getattr(module, "processor", None) for module in denoiser.modules()]
+    needs_flex = any("native" not in getattr(processor, BACKENDS, ("native",)) for processor in processors)
+    return needs_flex or getattr(denoiser, "attention_type", None) == "nabla"  # Kandinsky 5's
 
 
 def bringing(module: torch.nn.Module) -> Any:
