@@ -21,6 +21,16 @@ PARALLEL = "_parallel_config"
 BACKENDS = "_SUPPORTED_BACKENDS"  # of an attention processor that does not take all
 GROUPED = "group_offloading"
 EXACT = "TextKVCacheConfig"  # of the cache that only spares projecting the text again
+# Modules of the hooks of all others, and of our own that is put on in the same way.
+CACHES = (
+    "faster_cache",
+    "first_block_cache",
+    "mag_cache",
+    "pyramid_attention_broadcast",
+    "sea_cache",
+    "taylorseer_cache",
+    "easy_cache_hook",
+)
 
 
 def check_no_cache(denoiser: torch.nn.Module) -> None:
@@ -29,6 +39,13 @@ def check_no_cache(denoiser: torch.nn.Module) -> None:
     if config is not None and type(config).__name__ != EXACT:
         raise ConflictError(
             f"{type(denoiser).__name__} has {type(config).__name__} enabled already: call .disable_cache() on it first"
+        )
+    hooks = [item for module in denoiser.modules() for item in diffusers_hooks(module).items()]
+    names = sorted({name for name, hook in hooks if type(hook).__module__.rpartition(".")[2] in CACHES})
+    if names:
+        raise ConflictError(
+            f"{type(denoiser).__name__} has hooks of a cache on already: call first, for each of {', '.join(names)},"
+            " HookRegistry.check_if_exists_or_initialize(transformer).remove_hook(name)"
         )
 
 
