@@ -33,12 +33,9 @@ class Door:
     ----------
     called
         What the server is called in answers.
-    closed
-        Parts of paths that nobody may ask for.
     """
 
     called: ClassVar[str] = "server"
-    closed: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
         self.app, self.hosts = app, {_name(host) for host in (*LOCAL, *hosts)}
@@ -65,9 +62,13 @@ class Door:
             return f"this request comes from a page of another site: open the {self.called} itself"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
             return f"a page of another site requests this file: open the {self.called} itself"
-        if any(part in scope["path"] for part in self.closed):
+        if self.is_closed(scope["path"]):
             return f"this part of the {self.called} is not used here"
         return None
+
+    def is_closed(self, path: str) -> bool:
+        """Whether nobody may ask for what is at this path."""
+        return False
 
     def _is_own(self, name: str, server: Any) -> bool:
         return name in self.hosts or bool(server and name == server[0])
