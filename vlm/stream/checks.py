@@ -55,6 +55,20 @@ def check_answer(model: Any, more: dict[str, Any]) -> None:
             raise SettingError(f"{name}: a stream is read as embeddings, and this takes token ids: leave it out")
 
 
+def check_question(question: Any) -> None:
+    """Refuse what is no question.
+
+    Raises
+    ------
+    PromptError
+        Says what to ask.
+    """
+    if not isinstance(question, str):
+        raise PromptError(f"question={question!r}: ask one question, such as 'what moves up?'")
+    if not question.strip():
+        raise PromptError("the question is empty: ask something about the video, such as 'what moves up?'")
+
+
 def size_of(frame: Any) -> tuple[int, int]:
     """Rows and columns of a picture or array."""
     rows, columns = frame.size[::-1] if isinstance(frame, Image.Image) else frame.shape[:2]
