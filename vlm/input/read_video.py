@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -29,8 +29,8 @@ BAR_AFTER = 2.0  # seconds of reading until a progress bar appears
 
 
 @dataclass(frozen=True, eq=False)
-class VideoFrames(Sequence[np.ndarray]):
-    """Frames of one video: a sequence of arrays `[H, W, 3]`.
+class VideoFrames:
+    """Frames of one video; iterating gives them as arrays, and indexing one or several.
 
     Attributes
     ----------
@@ -64,8 +64,12 @@ class VideoFrames(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.frames)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self.frames[place]
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self.frames)
+
+    def __getitem__(self, place: int | slice) -> np.ndarray:
+        found: np.ndarray = self.frames[place]
+        return found
 
     def images(self) -> list[Image.Image]:
         """The frames as PIL pictures."""

@@ -12,6 +12,7 @@ from mmaccel.errors import PromptError, SettingError
 from mmaccel.method import is_count, is_number
 
 from ..input.arguments import GUESSING
+from ..input.read_video import VideoFrames
 from .response_gate import ResponseGate
 from .streaming_compression import StreamingCompression
 
@@ -83,7 +84,7 @@ def frames_of(pushed: Any) -> list[Any]:
     PromptError
         If something else is among them.
     """
-    is_several = isinstance(pushed, Sequence) or getattr(pushed, "ndim", 3) == 4
+    is_several = isinstance(pushed, Sequence | VideoFrames) or getattr(pushed, "ndim", 3) == 4
     frames = list(pushed) if is_several else [pushed]
     for number, frame in enumerate(frames):
         _check_frame(frame, number)

@@ -138,7 +138,8 @@ class VideoStream:
         Parameters
         ----------
         frames
-            A picture, a uint8 array `[H, W, 3]`, or several of them, also of different sizes.
+            A picture, a uint8 array `[H, W, 3]`, or several of them, also of different sizes, or
+            :class:`~mmaccel.vlm.VideoFrames`.
 
         Raises
         ------
