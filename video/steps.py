@@ -95,14 +95,21 @@ class RunFollower:
     def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         self.refuse_second("scheduler")
         self.session.memory.pop(IN_CALLBACK, None)  # of a run that ends here
-        refuse_compiled_later(*self.session.adapter.denoisers())
         self.drop()  # an interrupted run's memory goes before the new one is made
+        self.check()
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
             self.session.report.start()
             self.session.memory.pop("trace", None)
         result = original(*args, **kwargs)
         self.begin()
         return result
+
+    def check(self) -> None:
+        """Refuse anew what was refused before: the target may have changed since."""
+        adapter = self.session.adapter
+        refuse_compiled_later(*adapter.denoisers())
+        for method in self.session.plan.methods:
+            adapter.check(method)
 
     def begin(self) -> None:
         """Begin a run of the steps that the scheduler has now."""
@@ -139,6 +146,8 @@ class RunFollower:
         self.passes += 1
         if self.is_swapped:
             self.drop()
+        if self.session.adapter.ends_run(kwargs):
+            self.end_early(broken=False)
         if self.stepper is None:  # a call outside of a run
             return original(*args, **kwargs)
         run = self.stepper.run

@@ -85,6 +85,10 @@ class DiffusionTransformerAdapter(Adapter):
                 refuse_split(self.denoisers(), method.name)
             method.check(self)
 
+    def ends_run(self, given: dict[str, Any]) -> bool:
+        """Whether a pass with these arguments comes behind the last step of a run, and is part of none."""
+        return False
+
     def parts(self) -> list[Any]:
         return list({id(part): part for part in (self.target, *self.denoisers())}.values())
 
@@ -96,6 +100,10 @@ class BlockDiffusionAdapter(DiffusionTransformerAdapter):
     family = "diffusion in blocks"
     kin = "diffusion transformer"
     classes = ("AnyFlowFARPipeline",)
+
+    def ends_run(self, given: dict[str, Any]) -> bool:
+        """As the pass that fills keys and values with a finished block, also where its last step was left out."""
+        return bool((given.get("kv_cache_flag") or {}).get("is_cache_step"))
 
 
 PipelineSession = Session[DiffusionTransformerAdapter]
