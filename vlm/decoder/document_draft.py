@@ -13,6 +13,7 @@ from transformers import BatchFeature
 from mmaccel.decoding.custom_generate import CustomGenerate
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.generation import Call, DraftedRun, decode
+from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import SettingError, shown
 from mmaccel.method import Advice
 from mmaccel.registry import register
@@ -217,6 +218,7 @@ class Document(Prediction):
             raise SettingError(
                 f"the processor has no prompt of its own for crops ({error}): give prompt= with its placeholder"
             ) from error
-        moved = BatchFeature(found).to(model.device, model.dtype)  # not every tower casts pictures itself
+        device = pass_device(model, found["input_ids"])
+        moved = BatchFeature(found).to(device, model.dtype)  # not every tower casts pictures itself
         taken = inspect.signature(model.forward).parameters
         return {name: value for name, value in moved.items() if name in taken}
