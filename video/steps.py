@@ -107,20 +107,20 @@ class RunFollower:
     def begin(self) -> None:
         """Begin a run of the steps that the scheduler has now."""
         self.timestep, self.branches = math.nan, Branches()
-        levels = levels_of(self.scheduler)
-        levels = levels[: made_steps(self.session.target, self.session.memory.get(END)) + 1]
+        given = self.session.memory.get(END) if self.is_called else None  # to a pipeline that does not keep it
+        levels = levels_of(self.scheduler)[: made_steps(self.scheduler, getattr(self.session.target, END, given)) + 1]
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         """A pipeline closes its progress bar however its loop ends, and with it the run that was in the middle."""
         bar, stack = original(*args, **kwargs), ExitStack()
         handled = sys.exc_info()[1]  # of the caller
-        run = None if self.stepper is None else weakref.ref(self.stepper)
+        run = None if self.stepper is None else weakref.ref(self.stepper.run)
 
         def close(original: Forward) -> None:
             stack.close()
             original()
-            if run is not None and self.stepper is run():
+            if run is not None and self.stepper is not None and self.stepper.run is run():
                 self.end_early(broken=sys.exc_info()[1] is not handled)
 
         if hasattr(bar, "close"):
@@ -143,8 +143,8 @@ class RunFollower:
             return original(*args, **kwargs)
         run = self.stepper.run
         is_first = run.branch < 0
-        if run.step == 0 and is_first and not run.frames:  # image-to-image starts further down
-            run.step = first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep"))
+        if run.step == 0 and is_first and not run.frames:
+            self.start(run, first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep")))
         if not is_first and self.branches.count == MOST_BRANCHES:
             self.is_full = True
             self.drop()
@@ -158,6 +158,15 @@ class RunFollower:
         except BaseException:
             self.drop()
             raise
+
+    def start(self, run: SamplerRun, step: int) -> None:
+        """Start at a step, further down in image-to-image; in another pipeline's run no `denoising_end` is known."""
+        levels = levels_of(self.scheduler)[: made_steps(self.scheduler) + 1]
+        if step and not self.is_called and len(run.levels) < len(levels):
+            run.steps, run.levels = len(levels) - 1, levels
+            self.drop()
+            self.stepper = self.make(run)
+        run.step = step
 
     def begin_again_if_resized(self, shapes: list[torch.Size]) -> None:
         """Start over where a callback enlarged the latents, or guidance no longer doubles the batch."""
