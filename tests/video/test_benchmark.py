@@ -91,6 +91,8 @@ def test_a_row_has_both_measures_and_those_of_the_plain_run(filming, monkeypatch
     each = [sample["psnr_converged"] for sample in found["samples"]]
     assert found["psnr_converged"] == pytest.approx(sum(each) / 2) and found["psnr_converged_worst"] == min(each)
     assert found["plain_converged"] > found["psnr_converged"], "three steps are nearer to four than two are"
+    plain = [sample["plain_converged"] for sample in found["samples"]]
+    assert found["plain_converged"] == pytest.approx(sum(plain) / 2) and found["plain_converged_worst"] == min(plain)
     assert found["work_ratio"] == pytest.approx(2 / 3)
     assert found["model"].endswith("UniPC, 3 steps, guidance 1, shift 5") and not results.faults(
         results.result([found])
@@ -130,6 +132,8 @@ def test_nearer_to_the_converged_clip_than_the_plain_one_is_said():
     nearer = row("target converged", "part", 45.0, psnr_converged=49.5, psnr_converged_worst=30.0)
     told = findings.of_budget([mine, nearer, row("SeaCache")])
     assert told.endswith('with `target="converged"` ours is +2.5 dB on the mean and -1.0 dB on the worst prompt.')
+    nearer["samples"] = [{"psnr_converged": found, "plain_converged": 30.0} for found in (29.0, 31.0, 32.0)]
+    assert findings.of_budget([mine, nearer, row("SeaCache")]).endswith("It is nearer on 2 of 3 prompts.")
 
 
 def test_samplers_have_tables_and_words_of_their_own():

@@ -133,9 +133,15 @@ def _run(filming: Filming, entries: list[Entry], judged: list[MotionPrompt]) -> 
 
 def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: list[MotionPrompt], columns: Row) -> Row:
     samples = [
-        {**scene._asdict(), **figures, "seconds": seconds, "plain_seconds": base}
-        for scene, figures, seconds, base in zip(
-            judged, entry.metrics.values(), entry.seconds, plain.seconds, strict=True
+        {
+            **scene._asdict(),
+            **figures,
+            "plain_converged": itself["psnr_converged"],
+            "seconds": seconds,
+            "plain_seconds": base,
+        }
+        for scene, figures, itself, seconds, base in zip(
+            judged, entry.metrics.values(), plain.metrics.values(), entry.seconds, plain.seconds, strict=True
         )
     ]
     still, lively = ([sample["psnr"] for sample in samples if sample["motion"] == kind] for kind in ("still", "lively"))
@@ -151,7 +157,7 @@ def _row(filming: Filming, budget: float, entry: Entry, plain: Entry, judged: li
         wall_share=_share(entry, plain),
         **_work(entry, samples),
         quality_metric=METRIC,
-        **_figures(samples, plain),
+        **_figures(samples),
         psnr_still=_mean(still),
         psnr_lively=_mean(lively),
         samples=samples,
@@ -163,17 +169,12 @@ def _share(entry: Entry, plain: Entry) -> float:
     return results.median(1 / ratio for ratio in entry.ratios(plain))
 
 
-def _figures(samples: list[Row], plain: Entry) -> Row:
+def _figures(samples: list[Row]) -> Row:
     """Mean and worst over the prompts, also of the plain clips where they are not themselves the measure."""
-    figures = {"quality": "psnr", "ssim": "ssim", "psnr_converged": "psnr_converged"}
-    worst = {"psnr_worst": "psnr", "ssim_worst": "ssim", "psnr_converged_worst": "psnr_converged"}
-    to_converged = [found["psnr_converged"] for found in plain.metrics.values()]
-    return {
-        **{name: _mean([sample[key] for sample in samples]) for name, key in figures.items()},
-        **{name: min(sample[key] for sample in samples) for name, key in worst.items()},
-        "plain_converged": _mean(to_converged),
-        "plain_converged_worst": min(to_converged),
-    }
+    keys = ("psnr", "ssim", "psnr_converged", "plain_converged")
+    values = {key: [sample[key] for sample in samples] for key in keys}
+    means = {key: _mean(found) for key, found in values.items()}
+    return {"quality": means.pop("psnr"), **means, **{f"{key}_worst": min(found) for key, found in values.items()}}
 
 
 def _work(entry: Entry, samples: list[Row]) -> Row:

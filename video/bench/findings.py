@@ -41,13 +41,14 @@ def of_budget(group: list[Row]) -> str:
 
 def _to_converged(row: Row) -> str:
     """What our method gains on the plain run itself, where the converged clip is its target."""
-    mean, worst = (
-        row["psnr_converged"] - row["plain_converged"],
-        row["psnr_converged_worst"] - row["plain_converged_worst"],
-    )
+    mean, worst = (row[f"psnr_{name}"] - row[f"plain_{name}"] for name in ("converged", "converged_worst"))
+    nearer = [
+        each["psnr_converged"] > each["plain_converged"] for each in row.get("samples", []) if "plain_converged" in each
+    ]
+    on = f" It is nearer on {sum(nearer)} of {len(nearer)} prompts." if nearer else ""
     return (
         f'- To the converged clip, against the plain run of all steps: with `target="converged"` ours is {mean:+.1f} dB'
-        f" on the mean and {worst:+.1f} dB on the worst prompt."
+        f" on the mean and {worst:+.1f} dB on the worst prompt.{on}"
     )
 
 
