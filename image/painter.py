@@ -136,7 +136,7 @@ def progress_bar(label: str | None) -> Any:
     if label is None:
         yield None
         return
-    with tqdm(**{"desc": label, "unit": "tokens", "ncols": 80, **looks()}) as bar:
+    with tqdm(desc=label, unit="tokens", **looks()) as bar:
 
         def update(done: int, total: int) -> None:
             bar.total = total

@@ -35,4 +35,4 @@ def looks() -> dict[str, Any]:
     """
     if sys.stderr.isatty():
         return {}
-    return {"file": Lines(), "delay": EVERY, "mininterval": EVERY, "bar_format": LINE, "ncols": None}
+    return {"file": Lines(), "delay": EVERY, "mininterval": EVERY, "bar_format": LINE}

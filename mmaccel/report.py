@@ -105,11 +105,12 @@ class Report:
 
     def __str__(self) -> str:
         """At most 8 lines of figures, and below them every warning."""
-        return "\n".join([*self._figures(), *(f"  warning     {text}" for text in self._told())])
+        return "\n".join([*self._figures(), *(f"  warning     {text}" for text in self.told())])
 
     __repr__ = __str__  # what a notebook shows
 
-    def _told(self) -> list[str]:
+    def told(self) -> list[str]:
+        """The warnings, or that the method did nothing where no other says so."""
         if self.wall_seconds and not self.engaged and not self.warnings:
             return ["the method did not engage: the run was a plain one"]
         return self.warnings

@@ -8,10 +8,12 @@ from typing import Any
 
 from mmaccel.batch.batching import Batching
 
+SOUNDS = (".wav", ".mp3", ".flac", ".m4a", ".ogg", ".opus", ".aac", ".wma", ".aiff", ".aif", ".caf", ".amr")
+
 
 class SpeechBatching(Batching):
     field = "audio"
-    reads = (".wav", ".mp3", ".flac", ".m4a", ".ogg", ".opus", ".aac", ".mp4", ".mkv", ".webm", ".mov")
+    reads = (*SOUNDS, ".mp4", ".mkv", ".webm", ".mov", ".3gp")
     writes = (".srt", ".vtt", ".json")
     help = "write down what is said in recordings"
 

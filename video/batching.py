@@ -23,7 +23,7 @@ class VideoBatching(Batching):
     def check(self, arguments: argparse.Namespace, path: Path) -> None:
         from mmaccel.files import clips
 
-        clips.check_format(path)
+        clips.check_format(path, arguments.rate)
         settings_of(arguments, "seed")
 
     def make(self, opened: Any, target: Any, arguments: argparse.Namespace, path: Path) -> None:

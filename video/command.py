@@ -52,7 +52,7 @@ class VideoCommand(Command):
         from .families.rates import rate_of
         from .trace import check_traced, trace_of
 
-        clips.check_format(arguments.output)
+        clips.check_format(arguments.output, arguments.rate)
         check_picture(arguments.trace, "--trace")
         both = side_by_side(arguments)
         settings = settings_of(arguments, "seed")

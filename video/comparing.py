@@ -13,11 +13,12 @@ from PIL import Image
 
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
-from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.session import Session
 
 from . import quality
 from .autoregressive.block_router import ARGUMENTS, BlockRouter
+from .calling import calling
 from .families.rates import rate_of
 from .generation import check_arguments
 
@@ -53,13 +54,8 @@ class VideoTrial(BaseTrial):
         check_arguments(self.target, [name for name in arguments if name not in ARGUMENTS])
         if fewer is not None:
             arguments["num_inference_steps"] = fewer
-        try:
-            with seeded(seed) as generator:
-                return quality.drawn(target(**arguments, generator=generator))
-        except ValueError as error:
-            if isinstance(error, MmaccelError):
-                raise
-            raise SettingError(f"the pipeline refuses this: {error}") from error
+        with calling(target, arguments), seeded(seed) as generator:
+            return quality.drawn(target(**arguments, generator=generator))
 
     def equal(self, one: Any, other: Any) -> bool:
         return torch.equal(_tensor(one), _tensor(other))

@@ -15,11 +15,12 @@ from PIL import Image
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
 from mmaccel.cache import require_memory
-from mmaccel.errors import MmaccelError, PromptError, SettingError, UnsupportedTargetError
+from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError, WeightsError
 from mmaccel.modality import get_modality
 from mmaccel.session import Session
 from mmaccel.zoo.weights import check_name, load_pipeline
 
+from .calling import IN_PYTHON, calling, tell
 from .families.adapter import DiffusionTransformerAdapter, has_masks
 
 SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save the `audio` it returns"
@@ -120,14 +121,12 @@ def check_arguments(
     needed = [one.name for one in call if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     missing = [f"{name}=" for name in needed if name not in ("self", *OURS, *given)]
     if missing:
-        raise UnsupportedTargetError(
-            f"{kind} also needs {', '.join(missing)}: call it in Python, with mmaccel.accelerate(pipe, ...)"
-        )
+        raise UnsupportedTargetError(f"{kind} also needs {', '.join(missing)}: {IN_PYTHON}")
     if any(one.kind is one.VAR_KEYWORD for one in call):  # and passed on
         return
     foreign = next((name for name in given if name not in [one.name for one in call]), None)
     if foreign == "prompt":
-        raise UnsupportedTargetError(f"{kind} takes no prompt: call it in Python, with mmaccel.accelerate(pipe, ...)")
+        raise UnsupportedTargetError(f"{kind} takes no prompt: {IN_PYTHON}")
     if foreign:
         raise SettingError(f"{kind} takes no {foreign}=: leave out {typed.get(foreign, foreign)}")
 
@@ -142,7 +141,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
     UnsupportedTargetError
         If it is not a diffusers pipeline with a denoiser, or needs its own code.
     WeightsError
-        If a zoo model's weights are damaged.
+        If its weights are damaged.
     """
     if model in zoo.names():
         if zoo.modality(model) != "video":
@@ -152,6 +151,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
         check_name("pipeline", model, own := get_modality("video").models())
         try:
             pipe = load_pipeline(model, dtype)
+        except WeightsError:
+            raise
         except (OSError, ValueError, AttributeError) as error:
             raise UnsupportedTargetError(
                 f"{model!r} is not a pipeline: give a zoo name ({', '.join(own)}), a hub id or a folder"
@@ -206,20 +207,16 @@ def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Film
     check_settings(pipe, settings, more)
     generator = torch.Generator().manual_seed(settings.seed)
     began = time.perf_counter()
-    try:
+    with calling(target, (*arguments, *more)):
         output = target(prompt=prompt, generator=generator, output_type="pil", **arguments, **more)
-    except ValueError as error:
-        if isinstance(error, MmaccelError):
-            raise
-        raise SettingError(f"the pipeline refuses this: {error}") from error
-    if isinstance(target, Session) and getattr(output, "audio", None) is not None:
-        target.report.warn(SILENT)
     seconds = time.perf_counter() - began
+    if isinstance(target, Session) and getattr(output, "audio", None) is not None:
+        tell(target.report, [SILENT])
     field = next((name for name in ("frames", "video", "images") if hasattr(output, name)), None)
     if field is None:
         raise UnsupportedTargetError(
-            f"the pipeline's {type(output).__name__} has no frames: call it in Python, with"
-            " mmaccel.accelerate(pipe, ...), or compare it with `mmaccel compare video`"
+            f"the pipeline's {type(output).__name__} has no frames: {IN_PYTHON},"
+            " or compare it with `mmaccel compare video`"
         )
     return Filmed(_frames(getattr(output, field), field), seconds, field)
 

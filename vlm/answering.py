@@ -11,9 +11,9 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
-from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError
+from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError, WeightsError
 from mmaccel.modality import get_modality
-from mmaccel.zoo.weights import check_name, no_foreign_code
+from mmaccel.zoo.weights import check_name, load_pretrained, no_foreign_code
 
 from .arguments import READER
 from .families.visual_adapter import VisualAdapter
@@ -31,6 +31,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
         If its family has no adapter, or it needs its own code.
     MissingExtraError
         If its processor needs a package that is not installed.
+    WeightsError
+        If its weights are damaged, or some of them are missing.
     """
     if zoo.is_known(model) and zoo.modality(model) != "vlm":
         raise UnsupportedTargetError(f"{model} answers no questions: use `mmaccel run {zoo.modality(model)}`")
@@ -45,7 +47,7 @@ def loaded(model: str, device: str, dtype: torch.dtype | None, like: str, mark: 
 
     Raises
     ------
-    UnknownNameError, UnsupportedTargetError, MissingExtraError
+    UnknownNameError, UnsupportedTargetError, MissingExtraError, WeightsError
     """
     if zoo.is_known(model):
         target, processor = zoo.load(model)
@@ -67,16 +69,13 @@ def from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
         with no_foreign_code(model):
             AutoConfig.from_pretrained(model, trust_remote_code=False)  # says best what is wrong
             processor = AutoProcessor.from_pretrained(model, trust_remote_code=False)
-            target = AutoModelForImageTextToText.from_pretrained(
-                model,
-                dtype=dtype or "auto",
-                use_safetensors=True,
-                attn_implementation="sdpa",
-                trust_remote_code=False,
-            )
+            ours = {"attn_implementation": "sdpa", "trust_remote_code": False}
+            target = load_pretrained(AutoModelForImageTextToText, model, dtype, **ours)
         getattr(processor, "tokenizer", processor).padding_side = "left"  # answers of a batch follow their prompts
     except ImportError as error:
         raise MissingExtraError(f"the processor of {model} needs more: pip install torchvision ({error})") from error
+    except WeightsError:
+        raise
     except (OSError, ValueError) as error:
         raise UnsupportedTargetError(
             f"{model!r} is not a vision-language model: give a zoo name ({', '.join(own)}), hub id or folder"

@@ -16,7 +16,7 @@ from .arguments import add_answer, add_fps, add_reading, frames_of, given_region
 
 class VlmBatching(Batching):
     field = "video"
-    reads = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif")
+    reads = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".gif")
     writes = (".txt",)
     instead: ClassVar[Mapping[str, str]] = {"frames": "fps"}
     help = "ask about videos"

@@ -32,6 +32,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
         If it is no reader, or needs its own code.
     MissingExtraError
         If its processor needs a package that is not installed.
+    WeightsError
+        If its weights are damaged, or some of them are missing.
     """
     if zoo.is_known(model) and model != READER:
         raise UnsupportedTargetError(f"{model} reads no pages: use {READER}, or `mmaccel run {zoo.modality(model)}`")

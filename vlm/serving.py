@@ -44,6 +44,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
 }
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
+USUAL = 4_096  # tokens at most where none are asked for: models end before, or repeat themselves while others wait
 
 
 @dataclass(kw_only=True)
@@ -132,10 +133,8 @@ class ChatEndpoint(Endpoint[Chat]):
         except ValueError as error:
             raise PromptError(f"the model's processor does not take this request: {error}") from error
         first = requests[0]
-        room = self._room(inputs)
-        length = min(first.sampling["max_new_tokens"], room)
-        if len(requests) > 1 and length < first.sampling["max_new_tokens"]:
-            raise PromptError("some of these messages leave less room than others: each is answered alone")
+        most = first.sampling["max_new_tokens"]
+        length = min(most, self._room(inputs))
         more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Left(requests)]), "max_new_tokens": length}
         if first.pieces is not None:
             more["streamer"] = _Streamer(self.processor.tokenizer, first.pieces)
@@ -144,9 +143,10 @@ class ChatEndpoint(Endpoint[Chat]):
             tokens = self.target.generate(**inputs, **{**first.sampling, **more})
         if all(request.left.is_set() for request in requests):
             raise Left
-        length = inputs["input_ids"].shape[1]
-        prompts = inputs["attention_mask"].sum(1).tolist()
-        return [self._answer(*row) for row in zip(requests, tokens[:, length:], prompts, strict=True)]
+        written, prompts = tokens[:, inputs["input_ids"].shape[1] :], inputs["attention_mask"].sum(1).tolist()
+        if len(requests) > 1 and length < most and any(self._ends(row) is None for row in written):
+            raise PromptError("some of these messages leave less room than others: each is answered alone")
+        return [self._answer(*row) for row in zip(requests, written, prompts, strict=True)]
 
     def _room(self, inputs: Any) -> int:
         """Tokens that fit behind the longest text, without pictures, of which methods drop most; raises if none do."""
@@ -199,7 +199,7 @@ def _tokens_asked(fields: Fields) -> int:
     asked = {fields.whole(name, 1, TOKENS) for name in ("max_completion_tokens", "max_tokens")} - {None}
     if len(asked) > 1:
         raise SettingError("max_completion_tokens and max_tokens say the same: give one of them")
-    return int(asked.pop()) if asked else 256
+    return int(asked.pop()) if asked else USUAL
 
 
 def _sampling_asked(fields: Fields) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.route_utils import API_PREFIX
 from gradio.routes import App, ORJSONResponse
 from starlette.types import ASGIApp
 
@@ -15,13 +16,18 @@ from mmaccel.serve.door import Door
 from .limits import Limits
 from .uploads.quota import Quota
 
+# Gradio's own work on uploads: it runs FFmpeg, or writes files, without the limits of this app.
+CLOSED = ("/process_recording", "/vibe-", "/undo-vibe-", "/proxy=", "/component_server", "/stream/")
+
 
 class DemoDoor(Door):
     """Refuses what does not come from a page of the demo, and what of Gradio no tab asks for."""
 
     called = "demo"
-    # Gradio's own work on uploads: it runs FFmpeg, or writes files, without the limits of this app.
-    closed = ("/process_recording", "/vibe-", "/undo-vibe-", "/proxy=", "/component_server", "/stream/")
+
+    def is_closed(self, path: str) -> bool:
+        is_file = path.startswith(f"{API_PREFIX}/file=")  # which visitors name as they like
+        return not is_file and any(part in path for part in CLOSED)
 
 
 class Served(App):

@@ -46,10 +46,9 @@ def reason_to_pass(function: Any, options: dict[str, Any], sigmas: Sequence[Any]
         return "a sampler with s_churn draws new noise in its steps: set it to 0"
     needed = math.ceil(round(FEWEST / budget, 6))
     if steps < needed:
-        return (
-            f"{budget:g} of {steps} steps are too few to forecast the others from: take {needed} steps"
-            " or more, or a larger budget"
-        )
+        found = f"{budget:g} of {steps} steps are too few to forecast the others from: take {needed} steps or more"
+        larger = math.ceil(20 * FEWEST / steps) / 20  # in steps of the node's field
+        return f"{found}, or a budget of {larger:g} or more" if larger < 1 else found
     if any(float(sigma) == 0 for sigma in sigmas[:-1]):
         return "a step begins without noise, where there is no velocity"
     return ""

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ TEXT = ".txt"  # of a folder's files, where a kind takes texts
 LONGEST_TEXT, LONGEST_LINE = 1 << 16, 1 << 20  # bytes
 SETTLED = 2_000_000_000  # nanoseconds since a change; some file systems tell times only to two seconds
 LONGEST_NAME, LONGEST_KEY = 200, 1000  # bytes, without folder and ending
+NAMED = 8  # endings, and links, that are named where files are left out
 # Of a part of a key, which names a file: nothing that a file system, or a terminal, takes for something else.
 PART = re.compile(r"""[^./\\:*?"<>|\x00-\x1f\x7f ][^/\\:*?"<>|\x00-\x1f\x7f]*""")
 
@@ -94,20 +96,42 @@ def read_items(path: Path, batching: Batching, root: Path | None = None) -> list
     if not found:
         raise SettingError(f"{path} has no {what}: there is nothing to do")
     seen: dict[str, Item] = {}
+    shortened = slice(-60, None) if batching.reads else slice(60)  # paths differ at their end
     for item in found:
         folded = item.key.casefold()  # some file systems do not tell "a" from "A"
         if folded in seen:
-            names = f"{seen[folded].fields.get(batching.field)!s:.60} and {item.fields.get(batching.field)!s:.60}"
-            raise SettingError(f"two items have the key {shown(item.key)} ({names}): give each a key of its own")
+            names = " and ".join(str(one.fields.get(batching.field))[shortened] for one in (seen[folded], item))
+            advice = "rename one, or give a list with a `key`" if path.is_dir() else "give each a key of its own"
+            raise SettingError(f"two items have the key {shown(item.key)} ({names}): {advice}")
         seen[folded] = item
     return found
 
 
+def left_out(folder: Path, batching: Batching) -> str:
+    """What lies in a folder and is no item, in words; empty where that is nothing, or there is no folder."""
+    found, endings = _visible(folder) if folder.is_dir() else [], batching.reads or (TEXT,)
+    others = Counter(path.suffix.lower() for path in found if path.is_file() and path.suffix.lower() not in endings)
+    links = [str(path.relative_to(folder)) for path in found if path.is_symlink() and not path.is_file()]
+    said = []
+    if others:
+        counts = ", ".join(f"{count} x {ending or 'no ending'}" for ending, count in others.most_common(NAMED))
+        said.append(f"{counts} (what is read ends with {', '.join(endings)})")
+    if links:
+        said.append(f"links, which are not followed to folders: {', '.join(map(shown, links[:NAMED]))}")
+    return f"left out of {folder}: {'; '.join(said)}" if said else ""
+
+
+def _visible(folder: Path) -> list[Path]:
+    """All that lies below a folder and is not hidden."""
+    found = sorted(folder.rglob("*"))
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
 def _of_folder(folder: Path, endings: tuple[str, ...], batching: Batching) -> Iterator[Item]:
-    for path in sorted(folder.rglob("*")):
-        place = path.relative_to(folder)
-        if path.suffix.lower() not in endings or not path.is_file() or any(p.startswith(".") for p in place.parts):
+    for path in _visible(folder):
+        if path.suffix.lower() not in endings or not path.is_file():
             continue
+        place = path.relative_to(folder)
         key = place.with_suffix("").as_posix()
         value, problem = (str(path.absolute()), "") if batching.reads else _text(path)
         fields: dict[str, Any] = {batching.field: value}
@@ -170,12 +194,17 @@ def _of_rows(rows: Iterable[Any], batching: Batching, root: Path) -> Iterator[It
             what = row if isinstance(row, str) and row.startswith("it is") else f"it is no object: {shown(row)}"
             yield Item(usual, problem=f"row {number}: {what}")
             continue
-        fields = {name: value for name, value in row.items() if value is not None}
+        fields = {name: _whole(value) for name, value in row.items() if value is not None}
         key = str(fields.pop("key", usual))
         refused = "" if _is_name(key) else f"key={shown(key)} is no name of a file: use letters, digits, - and _"
         problem = refused or _lacking(fields, batching) or _placed(fields, batching, root)
         told = f"row {number}: {problem}" if problem else ""
         yield Item(usual if refused else key, fields, told, batching.files_of(fields))
+
+
+def _whole(value: Any) -> Any:
+    """A value, where 3.0 is 3: tables write so the whole numbers of a column with gaps."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_name(key: str) -> bool:

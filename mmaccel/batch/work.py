@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cli.arguments import Parser
-from ..errors import MmaccelError, SettingError
+from ..errors import MmaccelError, SettingError, shown
 from ..report import SUMMED
 from ..session import Session
 from .batching import Batching
@@ -96,8 +97,8 @@ def arguments_of(item: Item, batching: Batching, usual: argparse.Namespace) -> a
 
 
 def _word(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        raise SettingError(f"{name} is {str(value).lower()}: give a number or a text, or leave it out")
+    if isinstance(value, bool) or not isinstance(value, Number | str):
+        raise SettingError(f"{name}={shown(value)}: give a number or a text, or leave it out")
     return f"--{name.replace('_', '-')}={value}"
 
 

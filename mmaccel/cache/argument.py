@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 CACHE_NAMES = ("cache", "past_key_values")
+OF_LAYERS = "layer_past"  # as GPT-NeoX hands it to its layers
 
 
 @functools.cache
@@ -24,8 +25,8 @@ def cached(cache: Any, part: str = "") -> dict[str, Any]:
 
 
 def cache_of(given: Any) -> Any:
-    """The cache among arguments of a model or of `generate`, or in its output; None if there is none."""
-    return next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
+    """The cache among arguments of a model, its layers or `generate`, or in its output; None if there is none."""
+    return next((given[name] for name in (*CACHE_NAMES, OF_LAYERS) if given.get(name) is not None), None)
 
 
 def own_cache(cache: Any) -> Any:

@@ -48,10 +48,13 @@ def estimate_bytes(
 
 
 def _sizes(config: Any) -> list[tuple[int, int]]:
-    """Key heads and head dimension of each layer of a decoder."""
+    """Key heads and head dimension of each layer of a decoder that has keys of its own."""
     if getattr(config, "is_heterogeneous", False):  # such as Gemma 4, whose layers differ
-        return [_size_of_layer(layer) for layer in config.per_layer_config]
-    return [_size_of_layer(config)] * config.num_hidden_layers
+        sizes = [_size_of_layer(layer) for layer in config.per_layer_config]
+    else:
+        sizes = [_size_of_layer(config)] * config.num_hidden_layers
+    modes = getattr(config, "kv_sharing_modes", None) or [None] * len(sizes)
+    return [size for size, mode in zip(sizes, modes, strict=True) if mode != "reuse"]
 
 
 def _size_of_layer(config: Any) -> tuple[int, int]:

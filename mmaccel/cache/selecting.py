@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .layers import AttentionReader, cache_layers
-from .rollback import GROWTH, RollbackCache, RollbackLayer
+from .rollback import GROWTH, RollbackCache, RollbackLayer, Writing
 
 # `(q, k, lengths, *, count, state, scale) -> token_idx`, as in mmaccel.kernels.policies.DECODE
 Policy = Callable[..., torch.Tensor]
+
+
+@dataclass
+class SelectingState:
+    """What the layers of one cache have in common; no reference to them, so that memory is freed at once."""
+
+    policy: Policy
+    reader: AttentionReader | None = None
 
 
 class SelectingLayer(RollbackLayer):
@@ -25,9 +34,9 @@ class SelectingLayer(RollbackLayer):
         The policy's memory, one dictionary for each group of rows that it is asked for together.
     """
 
-    def __init__(self, cache: SelectingCache) -> None:
-        super().__init__(cache.writing)
-        self.cache = cache
+    def __init__(self, writing: Writing, shared: SelectingState) -> None:
+        super().__init__(writing)
+        self.shared = shared
         self.current: torch.Tensor | None = None
         self.states: dict[Any, dict[str, Any]] = {}
 
@@ -36,8 +45,8 @@ class SelectingLayer(RollbackLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = super().update(key_states, value_states, *args, **kwargs)
         self.current = keys
-        if self.cache.reader is not None:
-            self.cache.reader.updated(self)
+        if self.shared.reader is not None:
+            self.shared.reader.updated(self)
         return keys, values
 
     def state(self, rows: tuple[int, ...]) -> dict[str, Any]:
@@ -68,7 +77,7 @@ class SelectingLayer(RollbackLayer):
         int32 `[b, Hkv, S]`, ascending, -1 last.
         """
         lengths = torch.full((keys.shape[0],), keys.shape[2], dtype=torch.int32, device=keys.device)
-        return self.cache.policy(query, keys, lengths, count=count, state=self.state(rows), scale=scale)
+        return self.shared.policy(query, keys, lengths, count=count, state=self.state(rows), scale=scale)
 
     # What the policy remembers holds for the rows and tokens that it saw.
 
@@ -136,15 +145,14 @@ class SelectingCache(RollbackCache):
 
     def __init__(self, config: Any, policy: Policy, expected: int = GROWTH) -> None:
         super().__init__(config, expected)
-        self.policy = policy
-        self.reader: AttentionReader | None = None  # the attention that selects, if any
-        self.layers = cache_layers(config, lambda: SelectingLayer(self))
+        self.shared = SelectingState(policy)
+        self.layers = cache_layers(config, lambda: SelectingLayer(self.writing, self.shared))
 
-    def release(self) -> None:
-        """Give the buffers back now; layers and cache refer to each other, which delays it otherwise."""
-        for layer in self.layers:
-            layer.keys = layer.values = None
-            layer.is_initialized = False
-            if isinstance(layer, SelectingLayer):
-                layer.current, layer.length = None, 0
-                layer.states.clear()
+    @property
+    def reader(self) -> AttentionReader | None:
+        """The attention that selects, if any."""
+        return self.shared.reader
+
+    @reader.setter
+    def reader(self, reader: AttentionReader | None) -> None:
+        self.shared.reader = reader

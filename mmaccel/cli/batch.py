@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def run_batch(command: Command, arguments: argparse.Namespace) -> int:
     """Make the items; returns 1 if some failed."""
     from ..batch import run
     from ..batch.folder import OutputFolder
-    from ..batch.items import read_items
+    from ..batch.items import left_out, read_items
 
     baseline = getattr(arguments, "baseline", 0)
     if baseline and arguments.plain:
@@ -90,6 +91,8 @@ def run_batch(command: Command, arguments: argparse.Namespace) -> int:
     batching = command.batching
     assert batching is not None
     run.check_places(arguments.input, arguments.output)
+    if said := left_out(arguments.input, batching):
+        print(said, file=sys.stderr)
     items = read_items(arguments.input, batching, arguments.root)
     usual = argparse.Namespace(**{name: value for name, value in vars(arguments).items() if name not in ELSEWHERE})
     usual.kind = arguments.kind

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
@@ -55,7 +56,9 @@ def _folder_of_its_own() -> Iterator[None]:
     Gradio's own folder is shared by all its apps on a machine, and each removes files of the others.
     """
     given = os.environ.get("GRADIO_TEMP_DIR")
-    with tempfile.TemporaryDirectory(prefix="mmaccel-demo-", dir=given, ignore_cleanup_errors=True) as folder:
+    if given:
+        Path(given).mkdir(parents=True, exist_ok=True)  # as Gradio does
+    with tempfile.TemporaryDirectory(prefix="mmaccel-demo-", dir=given or None, ignore_cleanup_errors=True) as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         try:
             yield

@@ -40,6 +40,14 @@ def why_no_cache(model: Any) -> str | None:
     return None
 
 
+def why_prefixed(model: Any) -> str | None:
+    """Why a model fills another cache than the one that it is given; None if it does not."""
+    preparing = getattr(model.prepare_inputs_for_generation, "__self__", None)
+    if getattr(getattr(preparing, "active_peft_config", None), "peft_type", None) in ("PREFIX_TUNING", "CARTRIDGE"):
+        return "peft begins a cache of its own with a prefix"
+    return None
+
+
 def why_adapted(model: Any) -> str | None:
     """Why the passes of a model depend on more than the tokens read and the cache; None if they do not."""
     if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:

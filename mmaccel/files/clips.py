@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,18 @@ from .endings import CLIPS
 from .pictures import enlarged, sheet
 
 Clip = Sequence[Image.Image]
+FASTEST_GIF = 50  # frames a second: a frame of a hundredth of a second is shown for a tenth
 
 
-def check_format(path: Path) -> None:
-    """Raise a `SettingError` for a file name that no clip format goes with, before any work is done."""
+def check_format(path: Path, rate: float | None = None) -> None:
+    """Raise a `SettingError` for a file name that no clip format, or this rate, goes with, before any work is done."""
     if path.suffix.lower() not in CLIPS:
         raise SettingError(f"cannot write a clip as {path.name!r}: end the name with {', '.join(CLIPS)}")
+    if path.suffix.lower() == ".gif" and rate and rate > FASTEST_GIF:
+        raise SettingError(
+            f"rate={rate:g}: browsers play a .gif at no more than {FASTEST_GIF} frames a second, and a faster one"
+            " slowly: give a lower rate, or end the name with .mp4"
+        )
     if path.suffix.lower() == ".mp4":
         _av()
 
@@ -32,12 +39,12 @@ def save(clip: Clip, path: str | Path, rate: float = 8) -> None:
     Raises
     ------
     SettingError
-        If the file name has another ending, or there are no frames.
+        If the file name has another ending, there are no frames, or a .gif has more than 50 a second.
     MissingExtraError
         If an .mp4 is asked for and PyAV is not installed.
     """
     path = Path(path)
-    check_format(path)
+    check_format(path, rate)
     if not clip:
         raise SettingError(f"no frames to write to {path.name}")
     kind = path.suffix.lower()
@@ -46,9 +53,16 @@ def save(clip: Clip, path: str | Path, rate: float = 8) -> None:
     elif kind == ".png":
         sheet(list(clip), len(clip)).save(path)
     else:
-        more: dict[str, Any] = {"quality": 90} if kind == ".webp" else {"disposal": 2}
+        webp, gif = {"quality": 90, "duration": 1000 / rate}, {"disposal": 2, "duration": _durations(len(clip), rate)}
         first, *others = clip
-        first.save(path, save_all=True, append_images=others, duration=round(1000 / rate), loop=0, **more)
+        more: dict[str, Any] = webp if kind == ".webp" else gif
+        first.save(path, save_all=True, append_images=others, loop=0, **more)
+
+
+def _durations(count: int, rate: float) -> list[int]:
+    """Milliseconds of each frame of a .gif, in whole hundredths of a second, as long as they should be together."""
+    ends = [round(100 * frame / rate) for frame in range(count + 1)]
+    return [10 * (end - start) for start, end in pairwise(ends)]
 
 
 def side_by_side(clips: Sequence[Clip], labels: Sequence[str]) -> list[Image.Image]:

@@ -33,12 +33,9 @@ class Door:
     ----------
     called
         What the server is called in answers.
-    closed
-        Parts of paths that nobody may ask for.
     """
 
     called: ClassVar[str] = "server"
-    closed: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = ()) -> None:
         self.app, self.hosts = app, {_name(host) for host in (*LOCAL, *hosts)}
@@ -57,16 +54,21 @@ class Door:
         """Why a request is refused; None where it is not."""
         headers = Headers(scope=scope)
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or not self._is_own(_name(hosts[0]), scope.get("server")):
-            asked = _name(hosts[0]) if hosts else "no host"
-            return f"this {self.called} does not answer to {asked[:100]!r}: restart it with --allow-host {asked[:100]}"
-        if any(_place(origin) != hosts[0].lower() for origin in origins):
+        # a request of HTTP/1.0 may have no host, as health checks of proxies; browsers always send one
+        if len(hosts) > 1 or not all(self._is_own(_name(host), scope.get("server")) for host in hosts):
+            asked = _name(hosts[0])[:100]
+            return f"this {self.called} does not answer to {asked!r}: restart it with --allow-host {asked}"
+        if any([_place(origin)] != [host.lower() for host in hosts] for origin in origins):
             return f"this request comes from a page of another site: open the {self.called} itself"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
             return f"a page of another site requests this file: open the {self.called} itself"
-        if any(part in scope["path"] for part in self.closed):
+        if self.is_closed(scope["path"]):
             return f"this part of the {self.called} is not used here"
         return None
+
+    def is_closed(self, path: str) -> bool:
+        """Whether nobody may ask for what is at this path."""
+        return False
 
     def _is_own(self, name: str, server: Any) -> bool:
         return name in self.hosts or bool(server and name == server[0])

@@ -19,6 +19,8 @@ from .endpoint import GONE, PATIENCE, Answer, Endpoint, Request, late, status_of
 from .metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
+# Or a proxy would keep what it is sent, as nginx does until it has some kilobytes.
+AT_ONCE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Events(StreamingResponse):
@@ -44,7 +46,7 @@ class Events(StreamingResponse):
         self.endpoint, self.metrics, self.request, self.future = endpoint, metrics, request, future
         self.began, self.until = began, until
         self.status = GONE
-        super().__init__(self._events(), media_type="text/event-stream")
+        super().__init__(self._events(), media_type="text/event-stream", headers=AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -10,6 +10,7 @@ from .endpoint import Refused
 
 # A page cannot send headers with a websocket, so its key is among the names of protocols that it offers.
 IN_PROTOCOL = "openai-insecure-api-key."
+SCHEMES = ("bearer", "token")  # whose names may be written in any case
 
 
 class Key:
@@ -20,7 +21,9 @@ class Key:
 
     def check(self, request: HTTPConnection) -> None:
         """Raise a `Refused` for a wrong key."""
-        given = [request.headers.get("authorization", "").removeprefix("Bearer ").removeprefix("Token ")]
+        header = request.headers.get("authorization", "")
+        scheme, _, rest = header.partition(" ")
+        given = [rest.strip() if scheme.lower() in SCHEMES else header]
         offered = offers(request)
         given += [name.removeprefix(IN_PROTOCOL) for name in offered if name.startswith(IN_PROTOCOL)]
         given += offered[1:2] if offered[:1] == ["token"] else []

@@ -16,6 +16,7 @@ from .metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
 TOO_LARGE = "there is not enough memory for this: ask for less, such as fewer or smaller pictures, or fewer frames"
+ENDS = "the server ends: try again later"
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Worker:
         self._running: list[Job] = []
         self._changed = threading.Condition()
         self._closed = False
+        metrics.waiting.set_function(lambda: sum(not job.request.left.is_set() for job in self._jobs))
         self._thread = threading.Thread(target=self._work, name="mmaccel serve", daemon=True)
         self._thread.start()
 
@@ -84,15 +86,20 @@ class Worker:
         with self._changed:
             self._check(0)
             self._jobs.append(job)
-            self.metrics.waiting.set(len(self._jobs))
             self._changed.notify()
         return job.future
 
     def _check(self, coming: int) -> None:
-        self._jobs = [job for job in self._jobs if not job.request.left.is_set()]
-        count = len(self._jobs)
-        if self._closed or count >= self.waiting or count + coming > self.waiting:
+        if self._closed:
+            raise Refused(503, ENDS)
+        count = len(self._waiting_jobs())
+        if count >= self.waiting or count + coming > self.waiting:
             raise Refused(503, f"{count + coming} requests are waiting already: try again in a few seconds")
+
+    def _waiting_jobs(self) -> list[Job]:
+        """Those in the queue that somebody waits for; the others are dropped."""
+        self._jobs = [job for job in self._jobs if not job.request.left.is_set()]
+        return self._jobs
 
     def close(self) -> None:
         """Answer what runs, unless it was to be fetched later, refuse what waits, and end the thread."""
@@ -101,7 +108,7 @@ class Worker:
             self._leave_running()
             for job in self._jobs:
                 if job.future.set_running_or_notify_cancel():  # its client may have left
-                    job.future.set_exception(Refused(503, "the server ends: try again later"))
+                    job.future.set_exception(Refused(503, ENDS))
             self._jobs.clear()
             self._changed.notify()
         self._thread.join()
@@ -124,7 +131,7 @@ class Worker:
     def _next(self) -> list[Job]:
         """The first request that waits, and others that fit into its batch; none at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._closed)
+            self._changed.wait_for(lambda: self._waiting_jobs() or self._closed)
             if self._closed:
                 return []
             taken = [self._jobs.pop(0)]
@@ -134,7 +141,6 @@ class Worker:
                     self._jobs.remove(job)
                     taken.append(job)
                     rows += job.request.size
-            self.metrics.waiting.set(len(self._jobs))
             return taken
 
     def _run(self, jobs: list[Job]) -> None:

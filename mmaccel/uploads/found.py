@@ -10,17 +10,21 @@ from pathlib import Path
 from ..errors import MissingExtraError, MmaccelError
 from .limits import UploadLimits
 
+GONE = "is no longer here: upload it again"
+
 
 @contextmanager
 def found(path: Path | str, limits: UploadLimits, error: type[MmaccelError]) -> Iterator[Path]:
-    """The file, if it is no larger than allowed.
+    """The file, if it is still there and no larger than allowed.
 
     Errors in the block name it as the visitor knows it, and not where the server keeps it.
     """
     if find_spec("av") is None:
         raise MissingExtraError('reading uploads needs PyAV: pip install "mmaccel[video]"')
     file = Path(path)
-    size = file.stat().st_size if file.is_file() else 0
+    if not file.is_file():
+        raise error(f"{file.name} {GONE}")
+    size = file.stat().st_size
     if not size:
         raise error(f"{file.name} is empty: record or copy it again, then upload it")
     if size > limits.upload_bytes:

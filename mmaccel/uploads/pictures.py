@@ -9,6 +9,7 @@ from PIL import Image
 
 from ..errors import SettingError
 from ..files.pictures import READ, UNREADABLE, upright
+from .found import GONE
 from .limits import UploadLimits
 
 
@@ -18,7 +19,7 @@ def read_picture(file: Path | BinaryIO, limits: UploadLimits) -> Image.Image:
     Raises
     ------
     SettingError
-        If it is none, is damaged, or has more pixels than allowed.
+        If it is none, is damaged, has more pixels than allowed, or was deleted since.
     """
     try:
         with Image.open(file, formats=READ) as picture:
@@ -26,6 +27,8 @@ def read_picture(file: Path | BinaryIO, limits: UploadLimits) -> Image.Image:
                 size = f"{picture.width}x{picture.height} pixels"
                 raise SettingError(f"a picture has {size}: {limits.picture_pixels} are enough")
             return upright(picture)
+    except FileNotFoundError as error:
+        raise SettingError(f"{Path(error.filename).name} {GONE}") from error
     except UNREADABLE as error:
         if isinstance(error, SettingError):
             raise

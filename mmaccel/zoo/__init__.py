@@ -49,7 +49,7 @@ def is_known(name: str) -> bool:
 
 def modality(name: str) -> str:
     """What a model is for: ``"image"`` and ``"video"`` make these, ``"vlm"`` reads them, ``"canvas"`` fills gaps."""
-    path(name)  # checks the name
+    _check_model(name)
     return next(modality.name for modality in modalities() if name in _runs(modality))
 
 
@@ -76,7 +76,7 @@ def _folder(name: str) -> Path:
     return Path(__file__).parent / name
 
 
-def load(name: str, folder: Path | None = None) -> Any:
+def load(name: str, folder: Path | str | None = None) -> Any:
     """Load a model with what is needed to call it, as transformers or diffusers would return it.
 
     Parameters
@@ -98,7 +98,7 @@ def load(name: str, folder: Path | None = None) -> Any:
     WeightsError
         If the files are truncated or not those of the model.
     """
-    return _module(name).load(path(name) if folder is None else folder)
+    return _module(name).load(path(name) if folder is None else Path(folder))
 
 
 def prompts(name: str, count: int, seed: int = 0, **choice: Any) -> list[str]:
@@ -170,9 +170,13 @@ def reference(name: str) -> tuple[list[str], torch.Tensor]:
 
 
 def _module(name: str) -> Any:
-    path(name)  # checks the name
+    _check_model(name)
+    return importlib.import_module(f".{name.replace('-', '_')}", __name__)
+
+
+def _check_model(name: str) -> None:
+    path(name)  # which checks that it is known
     if name in _HEADS:
         raise SettingError(
             f"{name} is a head and no model: vlm.EagleDraft(head=str(zoo.path({name!r}))) drafts with it"
         )
-    return importlib.import_module(f".{name.replace('-', '_')}", __name__)

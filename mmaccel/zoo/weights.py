@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..errors import UnsupportedTargetError, WeightsError, unknown_name
+from ..errors import UnsupportedTargetError, WeightsError, lacks_memory, unknown_name
 
 # How diffusers, which raises nothing of its own here, begins to say that a file is damaged or foreign.
 _DAMAGED, _FOREIGN = "Unable to load weights", "Cannot load"
@@ -69,23 +69,27 @@ def load_pretrained(cls: Any, source: str | Path, dtype: torch.dtype | None = No
             source, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True, **options
         )
     except (SafetensorError, EOFError) as error:
-        raise WeightsError(f"the weights in {source} are damaged ({error}): fetch or install them again") from error
+        raise _damaged(source, error) from error
     except OSError as error:
         if not str(error).startswith(_DAMAGED):
             raise
         raise WeightsError(f"the weights in {source} are damaged: fetch or install them again") from error
     except (RuntimeError, ValueError) as error:
-        if isinstance(error, ValueError) and not str(error).startswith(_FOREIGN):
+        if lacks_memory(error) or (isinstance(error, ValueError) and not str(error).startswith(_FOREIGN)):
             raise
         reason = str(error).splitlines()[0]
         raise WeightsError(f"the weights in {source} are not those of a {cls.__name__} ({reason})") from error
     wrong = [*info["missing_keys"], *info["mismatched_keys"]]
     if wrong:
         raise WeightsError(
-            f"the weights in {source} are not those of a {cls.__name__}: {len(wrong)} tensors are missing"
+            f"the weights in {source} are not those of a {type(model).__name__}: {len(wrong)} tensors are missing"
             f" or of another shape, such as {wrong[0]}"
         )
     return model.eval()
+
+
+def _damaged(source: str | Path, error: Exception) -> WeightsError:
+    return WeightsError(f"the weights in {source} are damaged ({error}): fetch or install them again")
 
 
 def load_pipeline(source: str, dtype: torch.dtype | None = None) -> Any:
@@ -93,6 +97,13 @@ def load_pipeline(source: str, dtype: torch.dtype | None = None) -> Any:
 
     Without a name for it, diffusers loads its own parts in float32 and transformers' parts as they are stored, and
     most pipelines cannot run in two precisions.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If it needs Python code of its own.
+    WeightsError
+        If the weights of a part are damaged.
     """
     from diffusers import DiffusionPipeline
 
@@ -101,7 +112,10 @@ def load_pipeline(source: str, dtype: torch.dtype | None = None) -> Any:
         if dtype is None:
             folder = source if Path(source).is_dir() else DiffusionPipeline.download(source, **safe)
             dtype = stored_dtype(Path(folder))
-        return DiffusionPipeline.from_pretrained(source, dtype=dtype, **safe)
+        try:
+            return DiffusionPipeline.from_pretrained(source, dtype=dtype, **safe)
+        except SafetensorError as error:
+            raise _damaged(source, error) from error
 
 
 def stored_dtype(folder: Path) -> torch.dtype:

@@ -20,6 +20,7 @@ from .listening import Listening, asked, pause
 IGNORED = ("punctuate", "smart_format", "filler_words", "no_delay", "tag", "version", "mip_opt_out")
 UNSENT = ("vad_events", "utterance_end_ms")  # ask for messages that never come
 UNABLE = ("diarize", "multichannel", "profanity_filter", "numerals")
+ENDS = (b"", b"\0")  # messages that end a stream, the second one that of Deepgram's own client for .NET
 CONFIDENCE = {"confidence": 1.0}  # not measured; clients need one, and some leave out words with a low one
 
 
@@ -36,10 +37,10 @@ async def talk(connection: Connection, recognizer: StreamingRecognizer, name: st
         if isinstance(message, str):
             samples, kind = b"", asked(message, "KeepAlive", "Finalize", "CloseStream")
         else:
-            samples, kind = message, "" if message else "CloseStream"
+            samples, kind = message, "CloseStream" if message in ENDS else ""
         if kind == "KeepAlive":
             continue
-        events = await (run_in_threadpool(listening.end) if kind else run_in_threadpool(listening.push, samples))
+        events = await (run_in_threadpool(listening.end) if kind else run_in_threadpool(listening.feed, samples))
         for said in _results(events, has_partials, reached, is_open, kind == "Finalize"):
             if said["is_final"]:
                 reached, is_open = said["start"] + said["duration"], not said["speech_final"]
@@ -54,14 +55,15 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     fields = Fields(query)
     rate, channels = whole(fields, "sample_rate", 16_000, RATES[1]), whole(fields, "channels", 1, 8)
     silence = _silence(fields.take("endpointing", "false"))
-    has_partials = fields.take("interim_results", "false") == "true"
+    has_partials = _flag(fields, "interim_results")
     check_raw(fields)
     fields.only("model", None, name)
     language = fields.take("language")
     for ignored in (*IGNORED, *UNSENT):
         fields.take(ignored)
     for unable in UNABLE:
-        fields.only(unable, "false")
+        if _flag(fields, unable):
+            raise SettingError(f"{unable}='true': this server takes 'false' only")
     fields.end()
     listens = recognizer.told(language, silence=silence)
     return Listening(listens, rate, channels, 0.5 if has_partials else None), has_partials
@@ -91,9 +93,17 @@ def _number(name: str, text: str, most: int) -> int:
     return int(text)
 
 
+def _flag(fields: Fields, name: str) -> bool:
+    """Whether the address asks for something; programs in Python write False for false."""
+    text = fields.take(name, "false")
+    if text.lower() not in ("true", "false"):
+        raise SettingError(f"{name}={shown(text)}: it must be true or false")
+    return bool(text.lower() == "true")
+
+
 def _silence(endpointing: str) -> float | None:
     """Seconds of silence that end a segment, None for those of the server."""
-    milliseconds = 0 if endpointing in ("true", "false") else _number("endpointing", endpointing, 10_000)
+    milliseconds = 0 if endpointing.lower() in ("true", "false") else _number("endpointing", endpointing, 10_000)
     return pause(milliseconds) if milliseconds else None
 
 

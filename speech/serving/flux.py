@@ -32,7 +32,7 @@ async def talk(connection: Connection, recognizer: StreamingRecognizer, name: st
         if isinstance(message, str):
             asked(message, "CloseStream")
             message = b""
-        events = await (run_in_threadpool(listening.push, message) if message else run_in_threadpool(listening.end))
+        events = await (run_in_threadpool(listening.feed, message) if message else run_in_threadpool(listening.end))
         for told in turns.take(events, listening.time, is_over=not message):
             await connection.give(told)
         if not message:

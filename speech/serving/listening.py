@@ -38,6 +38,7 @@ class Listening:
     ) -> None:
         self._recognizer, self._settings = recognizer, (sample_rate, update_interval, channels)
         self._stream, self._before = recognizer.stream(*self._settings), before
+        self._rest, self._size = b"", 2 * channels  # bytes of a sample of all channels
 
     @property
     def time(self) -> float:
@@ -47,6 +48,13 @@ class Listening:
     def push(self, samples: bytes) -> list[Event]:
         """Take in 16-bit samples."""
         return self._shifted(self._stream.push(samples))
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Take in bytes of one stream, however it is cut: what is left of a sample waits for the next ones."""
+        data = self._rest + data
+        whole = len(data) // self._size * self._size
+        self._rest = data[whole:]
+        return self.push(data[:whole])
 
     def end(self) -> list[Event]:
         """What was still held back; what is pushed then begins anew."""

@@ -21,6 +21,11 @@ from .listening import Listening
 from .session_settings import TURNS, SessionSettings
 
 TRANSCRIBED = "conversation.item.input_audio_transcription"
+BUFFER = "input_audio_buffer"
+# Messages, and what each holds.
+APPEND, COMMIT, CLEAR = f"{BUFFER}.append", f"{BUFFER}.commit", f"{BUFFER}.clear"
+UPDATES = ("session.update", "transcription_session.update")
+HOLDS = {APPEND: "audio", COMMIT: "", CLEAR: "", **dict.fromkeys(UPDATES, "session")}
 
 
 async def talk(connection: Connection, recognizer: StreamingRecognizer, name: str) -> None:
@@ -71,19 +76,16 @@ class RealtimeConversation:
 
     def take(self, message: str | bytes) -> list[dict[str, Any]]:
         """Answers to a message; raises a `MmaccelError` that says what is wrong with it."""
-        asked = _read(message)
-        kind = asked.get("type")
-        if kind == "input_audio_buffer.append":
-            return self._answers(self._listening.push(_samples(asked.get("audio"))))
-        if kind == "input_audio_buffer.commit":
+        kind, held = _read(message)
+        if kind == APPEND:
+            return self._answers(self._listening.push(_samples(held)))
+        if kind == COMMIT:
             return self._answers(self._listening.end(), is_committed=True)
-        if kind == "input_audio_buffer.clear":
+        if kind == CLEAR:
             self._listening.clear()
             self._next()
-            return [self.event("input_audio_buffer.cleared")]
-        if kind in ("session.update", "transcription_session.update"):
-            return [*self._update(asked.get("session")), self.event(f"{kind}d", session=self.session)]
-        raise SettingError(f"a message of type {shown(kind)}: send session.update, or input_audio_buffer.append")
+            return [self.event(f"{BUFFER}.cleared")]
+        return [*self._update(held), self.event(f"{kind}d", session=self.session)]
 
     def _update(self, session: Any) -> list[dict[str, Any]]:
         """Other settings, from the next words on; what was said so far ends before them."""
@@ -103,7 +105,7 @@ class RealtimeConversation:
                 told += [] if self._waits else self._delta(event.delta)
             elif isinstance(event, Endpoint) and not self._waits:
                 end = round(1000 * event.time)
-                told.append(self.event("input_audio_buffer.speech_stopped", audio_end_ms=end, item_id=self._item))
+                told.append(self.event(f"{BUFFER}.speech_stopped", audio_end_ms=end, item_id=self._item))
             elif isinstance(event, Final):
                 self._texts.append(event.text)
                 told += [] if self._waits else self._completed()
@@ -122,7 +124,7 @@ class RealtimeConversation:
         text = joined_text(self._texts)
         told = self._delta(text[len(self._sent) :]) if text.startswith(self._sent) else []
         item = {"item_id": self._item, "previous_item_id": self._before}
-        told.insert(0, self.event("input_audio_buffer.committed", **item))
+        told.insert(0, self.event(f"{BUFFER}.committed", **item))
         told.append(self.event(f"{TRANSCRIBED}.completed", item_id=self._item, content_index=0, transcript=text))
         self._before = self._item
         self._next()
@@ -132,14 +134,23 @@ class RealtimeConversation:
         self._item, self._sent, self._texts = _number("item"), "", []
 
 
-def _read(message: str | bytes) -> dict[str, Any]:
+def _read(message: str | bytes) -> tuple[str, Any]:
+    """The type of a message, and what it holds."""
     try:
         asked = json.loads(message)
     except (ValueError, RecursionError) as error:
         raise SettingError(f"a message is no JSON: {error}") from None
     if not isinstance(asked, dict):
         raise SettingError("a message is no JSON object: send {...}")
-    return asked
+    fields = Fields(asked)
+    kind, _ = fields.take("type"), fields.take("event_id")
+    if kind not in list(HOLDS):
+        raise SettingError(f"a message of type {shown(kind)}: send session.update, or {APPEND}")
+    held = fields.take(HOLDS[kind])
+    if kind in UPDATES and (held is None or fields.left):  # some clients write settings beside it
+        raise SettingError(f"{kind} holds its settings in `session`, and nothing beside it: send session={{...}}")
+    fields.end()
+    return kind, held
 
 
 def _samples(audio: Any) -> bytes:

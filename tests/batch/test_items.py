@@ -4,10 +4,13 @@ import json
 import sys
 
 import pytest
-from toy_batch import Echo
+from toy_batch import Echo, usual
 
-from mmaccel.batch.items import read_items
+from mmaccel.batch.items import left_out, read_items
+from mmaccel.batch.work import arguments_of
 from mmaccel.errors import MissingExtraError, SettingError
+from mmaccel.speech.batching import SpeechBatching
+from mmaccel.vlm.batching import VlmBatching
 
 
 class Seen(Echo):
@@ -36,6 +39,40 @@ def test_files_whose_names_cannot_name_outputs_are_to_be_renamed(tmp_path):
     assert all("rename it, or give a list with a `key`" in problem for problem in found.values())
 
 
+def test_what_a_folder_holds_beside_items_is_named(tmp_path):
+    assert left_out(tmp_path, Seen()) == "" == left_out(tmp_path / "none", Seen())
+    for name in ("in/a.png", "in/b/c.tif", "in/d.TIF", "in/README", "in/.hidden/e.tif", "in/.f.tif", "day2/g.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "in/day2").symlink_to("../day2")
+    (tmp_path / "in/linked.png").symlink_to("../day2/g.png")
+    said = left_out(tmp_path / "in", Seen())
+    assert said.startswith(f"left out of {tmp_path}/in: 2 x .tif, 1 x no ending (what is read ends with .png, .jpg);")
+    assert said.endswith("; links, which are not followed to folders: 'day2'")
+    assert {item.key for item in read_items(tmp_path / "in", Seen())} == {"a", "linked"}
+
+
+def test_files_of_a_folder_with_one_name_are_to_be_renamed(tmp_path):
+    for name in ("talk.png", "talk.jpg"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(SettingError, match=r"talk.jpg.*talk.png.*: rename one, or give a list with a `key`"):
+        read_items(tmp_path, Seen())
+
+
+@pytest.mark.parametrize(
+    ("batching", "endings"),
+    ((SpeechBatching(), "wma aiff aif caf amr 3gp"), (VlmBatching(), "m4v mpg mpeg ts")),
+    ids=("speech", "vlm"),
+)
+def test_recordings_and_clips_of_other_makers_are_items_too(tmp_path, batching, endings):
+    av = pytest.importorskip("av", reason="needs the package av")
+    known = {f".{one}" for name in av.formats_available for one in av.ContainerFormat(name).extensions}
+    assert set(batching.reads) <= known, "FFmpeg reads them"
+    for ending in endings.split():
+        (tmp_path / f"of {ending}.{ending}").write_text("x")
+    assert len(read_items(tmp_path, batching)) == len(endings.split()) and not left_out(tmp_path, batching)
+
+
 def test_texts_of_a_folder_are_read(tmp_path):
     (tmp_path / "a.txt").write_text(" red heart\n")
     (tmp_path / "b.txt").write_text("red heart", encoding="utf-8-sig")  # as editors of Windows do
@@ -53,6 +90,15 @@ def test_rows_have_keys_and_fields_of_their_own(tmp_path):
     assert (second.key, second.fields) == ("7", {"text": "b"})
     (third,) = read_items(listed(tmp_path, {"text": "c"}), Echo())
     assert third.key == "000001" and third.digest() != second.digest()
+
+
+def test_a_whole_number_is_the_same_in_a_table_with_gaps(tmp_path):
+    """There it is 3.0, as pandas writes it."""
+    (with_gaps,) = read_items(listed(tmp_path, {"text": "a", "times": 3.0, "key": 7.0}), Echo())
+    (without,) = read_items(listed(tmp_path, {"text": "a", "times": 3, "key": 7}), Echo())
+    (broken,) = read_items(listed(tmp_path, {"text": "a", "times": 2.5}), Echo())
+    assert with_gaps == without and with_gaps.key == "7" and with_gaps.digest() == without.digest()
+    assert arguments_of(with_gaps, Echo(), usual()).times == 3 and broken.fields["times"] == 2.5
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,9 @@ def test_a_plain_run_without_memory_loses_no_picture(batch, tmp_path, monkeypatc
 def test_clips_of_texts(batch, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "up.txt").write_text("rocket moves up, blue background")
-    out, _, found = batch("video", tmp_path / "texts", "--format", ".gif", "--steps", "10", "--frames", "5")
+    (tmp_path / "texts" / "down.md").write_text("rocket moves down, blue background")
+    out, err, found = batch("video", tmp_path / "texts", "--format", ".gif", "--steps", "10", "--frames", "5")
+    assert f"left out of {tmp_path / 'texts'}: 1 x .md (what is read ends with .txt)" in err
     with Image.open(found["up.gif"]) as clip:
         assert clip.n_frames == 5
     assert "video.HeterogeneousSteps" in out and "20" in out

@@ -59,6 +59,7 @@ def test_failures_are_told_and_tried_again(tmp_path, capsys):
         Item("x", problem="row 5: unreadable"),
         Item("y", {"text": "a", "n": 1}),
         Item("z", {"text": "a", "times": False}),
+        Item("list", {"text": "a", "times": [1, 2]}),
     ]
     outcome, files = made(tmp_path, found)
     assert files == {"00.txt": "a"}
@@ -66,12 +67,13 @@ def test_failures_are_told_and_tried_again(tmp_path, capsys):
         "02": "it is empty",
         "x": "row 5: unreadable",
         "y": "unknown field n",
-        "z": "times is false: give a number or a text, or leave it out",
+        "z": "times=False: give a number or a text, or leave it out",
+        "list": "times=[1, 2]: give a number or a text, or leave it out",
         "01": "it is bad",
         "03": "ZeroDivisionError: odd",
     }
     again, _ = made(tmp_path, found)
-    assert (again.made, again.before, len(again.failures)) == (0, 1, 6)
+    assert (again.made, again.before, len(again.failures)) == (0, 1, 7)
 
 
 def test_what_is_finished_is_not_made_again(tmp_path):

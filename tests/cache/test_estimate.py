@@ -75,13 +75,14 @@ def heads(**sizes):
 
 
 def test_sizes_that_a_configuration_leaves_out():
-    """As many key heads as query heads, and what of the hidden size falls to each."""
+    """As many key heads as query heads, and what of the hidden size falls to each; none where keys are another's."""
     slot = 2 * 4  # a key and a value in float32
     own = heads(head_dim=16, num_key_value_heads=1)
     one = heads(num_key_value_heads=None)
     unlike = heads(is_heterogeneous=True, per_layer_config=[one, own])
-    found = [estimate_bytes(config, 1, 3, torch.float32) for config in (one, own, unlike)]
-    assert found == [3 * slot * 2 * 4 * 8, 3 * slot * 2 * 1 * 16, 3 * slot * (4 * 8 + 16)]
+    shared = heads(kv_sharing_modes=["store", "reuse"])
+    found = [estimate_bytes(config, 1, 3, torch.float32) for config in (one, own, unlike, shared)]
+    assert found == [3 * slot * 2 * 4 * 8, 3 * slot * 2 * 1 * 16, 3 * slot * (4 * 8 + 16), 3 * slot * 4 * 8]
 
 
 def test_a_prompt_that_is_kept_whole_is_held_once():

@@ -100,6 +100,7 @@ def test_fields_reach_the_request_within_their_bounds():
         ({"question": " "}, PromptError, "the question is empty"),
         ({"path": ""}, PromptError, "no picture yet"),
         ({"path": __file__}, SettingError, "it is none, or is damaged"),
+        ({"path": "/tmp/gone/board.png"}, SettingError, "^board.png is no longer here: upload it again$"),
         ({"model": "tiny-amused"}, UnknownNameError, "did you mean 'tiny-canvas'"),
         ({"method": "canvas.FactorComit"}, MmaccelError, "FactorCommit"),
     ),

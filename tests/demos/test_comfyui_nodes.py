@@ -50,6 +50,14 @@ def test_a_speed_up_is_told_of_the_compared_run_alone(nodes):
     assert "not measured: the node Compare does" in acceleration.told()
 
 
+@pytest.mark.parametrize(("budget", "warns"), ((1, False), (0.5, True)))
+def test_no_advice_where_nothing_was_to_change(nodes, budget, warns):
+    acceleration = nodes.Acceleration(budget, node="")
+    sampled(nodes, acceleration, [])
+    assert any("cannot be forecast" in text for text in acceleration.report.warnings) == warns
+    assert len(acceleration.report.warnings) == warns
+
+
 def test_the_clock_waits_for_the_accelerator(nodes, monkeypatch):
     told = []
     monkeypatch.setattr(nodes, "synchronize", lambda: told.append("wait"))

@@ -126,6 +126,12 @@ def test_parts_that_are_not_used_are_closed(door, path):
     assert door.post(path).status_code == 403
 
 
+@pytest.mark.parametrize("file", ("/tmp/x/vibe-reel.mp4", "/data/stream/tmp/clip.mp4", "/x/proxy=1.png"))
+def test_visitors_name_their_files_as_they_like(door, file):
+    assert door.get(f"/gradio_api/file={file}").status_code == 200
+    assert door.get(f"/gradio_api/stream/file={file}").status_code == 403
+
+
 def test_a_refusal_is_short_plain_and_in_the_log(door, caplog):
     answer = door.get("/", headers={"Host": f"{'x' * 150}.example"})
     assert answer.status_code == 403 and "x" * 100 in answer.text and "x" * 101 not in answer.text
@@ -338,6 +344,17 @@ def test_a_signal_removes_what_visitors_sent(name, monkeypatch, tmp_path, capsys
     assert ended.value.code == 128 + getattr(signal, name)
     assert seen[1:] == ["127.0.0.1", 1, ["a.example", "b.example"]] and not seen[0].exists()
     assert signal.getsignal(getattr(signal, name)) == before and "GRADIO_TEMP_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("given", ("made/by/gradio", ""))
+def test_the_operators_folder_is_made_and_none_is_none(monkeypatch, tmp_path, given):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "usual"))
+    (tmp_path / "usual").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRADIO_TEMP_DIR", given and str(tmp_path / given))
+    with demo_commands._folder_of_its_own():
+        assert Path(os.environ["GRADIO_TEMP_DIR"]).parent == tmp_path / (given or "usual")
+    assert os.environ["GRADIO_TEMP_DIR"] == (given and str(tmp_path / given))
 
 
 def test_the_operators_folder_stays(monkeypatch, tmp_path):

@@ -34,6 +34,10 @@ def pictures(width=SIDE, height=HEIGHT, count=COUNT):
     return [Image.fromarray(rng.integers(0, 255, (height, width, 3), np.uint8)) for _ in range(count)]
 
 
+def read_clip_of_4(path, limits):
+    return read_clip(path, 4, limits)
+
+
 def clip(folder, kind, shown=None, rate=10):
     """A clip of a kind, the pictures one after the other."""
     path, shown = folder / f"clip.{kind}", shown or pictures()
@@ -104,6 +108,12 @@ def test_pixels_are_bounded_before_decoding(tmp_path, kind):
         read_clip(path, 8, replace(exact, frame_pixels=SIDE * HEIGHT - 1))
     with pytest.raises(VideoFileError, match="pixels in all its frames"):
         read_clip(path, 8, replace(exact, clip_pixels=SIDE * HEIGHT * COUNT - 1))
+
+
+@pytest.mark.parametrize(("read", "error"), ((read_clip_of_4, VideoFileError), (read_recording, AudioError)))
+def test_a_file_that_was_deleted_since_is_not_called_damaged(tmp_path, read, error):
+    with pytest.raises(error, match=r"^talk.mp4 is no longer here: upload it again$"):
+        read(str(tmp_path / "talk.mp4"), Limits())
 
 
 def animation(side, count):

@@ -9,6 +9,8 @@ from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
@@ -40,6 +42,14 @@ def gemma3():
     """Layers that keep a window of the past."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     return sharp(Gemma3ForCausalLM, Gemma3TextConfig, head_dim=8, sliding_window=16, layer_types=kinds)
+
+
+def gemma3n():
+    """Layers that read the keys of earlier ones: the last two of four."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    more = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "laurel_rank": 8}
+    sizes = {**more, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": kinds}
+    return sharp(Gemma3nForCausalLM, Gemma3nTextConfig, head_dim=8, sliding_window=16, **sizes)
 
 
 def deepseek_v3():

@@ -1,5 +1,8 @@
 """From a prompt to pictures: what reaches the model, what is counted, and what is timed."""
 
+import io
+import os
+import re
 import time
 from types import SimpleNamespace
 
@@ -395,3 +398,20 @@ def test_prompts_are_tried_before_any_work(monkeypatch):
     monkeypatch.setattr(painter, "inputs", refuse)
     with pytest.raises(PromptError, match="fxo is no word"):
         generation.check_prompts(painter, ["fxo"])
+
+
+@pytest.mark.parametrize("columns", (60, 120))
+def test_a_bar_is_as_wide_as_its_terminal(monkeypatch, columns):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+        def fileno(self):
+            return 2
+
+    monkeypatch.setattr("sys.stderr", shown := Terminal())
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((columns, 24)))
+    with painters.progress_bar("plain") as update:
+        update(144, 576)
+    widths = [len(line) for line in re.split(r"[\r\n]", shown.getvalue())]
+    assert columns - 10 < max(widths) <= columns

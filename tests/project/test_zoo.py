@@ -216,6 +216,8 @@ def test_models_answer_or_draw():
     answering = {"tiny-onevision": "vlm", "tiny-reader": "vlm"}
     clips = {"tiny-wan": "video", "tiny-far": "video"}
     assert kinds == {"tiny-janus": "image", **clips, **answering, **canvases}
+    with pytest.raises(SettingError, match="smollm2-eagle is a head and no model: vlm.EagleDraft"):
+        zoo.modality("smollm2-eagle")
     with pytest.raises(SettingError, match="tiny-janus answers no questions, unlike tiny-onevision, tiny-canvas"):
         zoo.questions("tiny-janus", 1)
     with pytest.raises(SettingError, match="tiny-amused has no reference pictures, unlike tiny-janus"):
@@ -288,6 +290,7 @@ def test_weights_are_loaded_as_safetensors_and_ready_to_run(monkeypatch):
         (SafetensorError("cut"), WeightsError, r"damaged \(cut\): fetch or install"),
         (OSError("Unable to load weights from x"), WeightsError, "x are damaged: fetch or install"),
         (OSError("no such file"), OSError, "^no such file"),
+        (RuntimeError("can't allocate memory: 9 bytes"), RuntimeError, "can't allocate memory"),
         (RuntimeError("sizes\nand more"), WeightsError, r"not those of a Loaded \(sizes\)$"),
         (ValueError("Cannot load it"), WeightsError, r"not those of a Loaded \(Cannot load it\)"),
         (ValueError("a wrong option"), ValueError, "^a wrong option"),
@@ -298,3 +301,9 @@ def test_errors_of_libraries_are_translated_where_they_are_of_weights(monkeypatc
     with pytest.raises(kind, match=word) as told:
         weights.load_pretrained(Loaded, "x")
     assert (told.value is error) == (kind is not WeightsError)
+
+
+def test_a_folder_may_be_a_text():
+    folder = str(zoo.path("tiny-wan"))
+    pipe = zoo.load("tiny-wan", folder)
+    assert pipe.facts == zoo.load("tiny-wan").facts

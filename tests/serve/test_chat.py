@@ -191,6 +191,7 @@ def test_pictures_take_no_room_of_the_text(endpoint, monkeypatch):
 
 def test_a_long_neighbour_cuts_no_answer_short(endpoint, monkeypatch):
     monkeypatch.setattr(endpoint.target.config.get_text_config(), "max_position_embeddings", 100)
+    monkeypatch.setattr(endpoint.target.generation_config, "eos_token_id", None)  # no answer ends by itself
     short, long = (
         endpoint.parse({"messages": [{"role": "user", "content": "word " * count}], "max_tokens": 60})
         for count in (5, 70)
@@ -198,6 +199,16 @@ def test_a_long_neighbour_cuts_no_answer_short(endpoint, monkeypatch):
     with pytest.raises(mmaccel.errors.PromptError, match="each is answered alone"):
         endpoint.answer([short, long])
     assert endpoint.answer([long])[0]["usage"]["total_tokens"] <= 100 and endpoint.answer([short])
+
+
+def test_answers_that_end_share_a_batch_where_not_all_that_may_come_has_room(endpoint, questions, monkeypatch):
+    """By default more may come than many models have room for."""
+    monkeypatch.setattr(endpoint.target.config.get_text_config(), "max_position_embeddings", 400)
+    requests = [endpoint.parse({"messages": of(one)}) for one in questions[:3]]
+    assert len({request.group for request in requests}) == 1 and requests[0].sampling["max_new_tokens"] > 400
+    alone = [endpoint.answer([request])[0]["choices"] for request in requests]
+    assert [answer["choices"] for answer in endpoint.answer(requests)] == alone
+    assert {answer[0]["finish_reason"] for answer in alone} == {"stop"}
 
 
 def test_failures_add_no_passes(endpoint):

@@ -95,12 +95,12 @@ def test_values_that_ask_for_nothing_are_taken():
 
 def test_words_are_drawn_where_some_are_cut_off():
     """OpenAI's temperature is 1 where none is given; this server's is 0 as long as nothing asks for a choice."""
-    drawn = {"max_new_tokens": 256, "do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    drawn = {"max_new_tokens": 4_096, "do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
     assert parsed(top_p=0.5).sampling == {**drawn, "top_p": 0.5}
     assert parsed(top_k=5).sampling == {**drawn, "top_k": 5}
     assert parsed(top_p=0.5).group is None and parsed(top_p=1).group is not None
     for colder in ({"temperature": 0, "top_p": 0.5}, {"top_p": 1}, {"top_k": 0}, {}):
-        assert parsed(**colder).sampling == {"max_new_tokens": 256, "do_sample": False}
+        assert parsed(**colder).sampling == {"max_new_tokens": 4_096, "do_sample": False}
     assert parsed(temperature=0.7).sampling == {**drawn, "temperature": 0.7}
 
 

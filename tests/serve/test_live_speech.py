@@ -19,6 +19,7 @@ from mmaccel import speech
 from mmaccel.serve.app import ServerLimits
 from mmaccel.serve.sockets import Connection
 from mmaccel.speech.serving import deepgram, flux, realtime, transcriptions
+from mmaccel.speech.serving.listening import Listening
 
 DONE = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
@@ -208,6 +209,13 @@ BAD = (
     ('{"type": "session.update", "session": {"input_audio_transcription": {"prompt": "\\ud800"}}}', "in UTF-8"),
     ("{", "is no JSON"),
     ("[1]", "no JSON object"),
+    ('{"type": "session.update"}', "session.update holds its settings in `session`"),
+    ('{"type": "transcription_session.update", "turn_detection": null}', "holds its settings in `session`"),
+    ('{"type": "transcription_session.update", "input_audio_format": "g711_ulaw"}', "holds its settings in `session`"),
+    ('{"type": "session.update", "session": {}, "language": "de"}', "nothing beside it"),
+    ('{"type": "input_audio_buffer.append", "audio": "AAAAAAAA", "rate": 8000}', "'rate' is not used here"),
+    ('{"type": "input_audio_buffer.commit", "final": true}', "'final' is not used here"),
+    ('{"type": ["session.update"]}', "a message of type ['session.update']"),
     ('{"type": "response.create"}', "a message of type 'response.create'"),
     ('{"type": "input_audio_buffer.append", "audio": "##"}', "no base64"),
     ('{"type": "input_audio_buffer.append"}', "no base64"),
@@ -253,6 +261,43 @@ def test_deepgram_s_messages(address, listener, samples):
     assert all(result["metadata"]["model_info"] == about for result in told[:-1])
     assert len({result["metadata"]["request_id"] for result in told[:-1]}) == 1
     assert told[-1]["type"] == "Metadata" and told[-1]["duration"] == pytest.approx(len(samples) / 16_000)
+
+
+@pytest.mark.parametrize("version", (1, 2))
+@pytest.mark.parametrize("end", ('{"type": "CloseStream"}', b""))
+def test_messages_may_be_cut_within_a_sample(address, listener, samples, version, end):
+    """As what a pipe or an HTTP response gives."""
+    whole = b"".join(raw(samples[: 6 * 16_000], 16_000))
+    with socket(address, f"/v{version}/listen?encoding=linear16") as line:
+        for at in range(0, len(whole), 4_095):
+            line.send(whole[at : at + 4_095])
+        line.send(end)
+        told = [json.loads(message) for message in line]
+    expected = [final.text for final in finals(listener, [whole], 16_000)]
+    ends = [one["channel"]["alternatives"][0]["transcript"] for one in told if one.get("is_final")]
+    ends += [one["transcript"] for one in told if one.get("event") == "EndOfTurn"]
+    assert ends == expected and any(expected)
+
+
+def test_samples_of_several_channels_are_put_together_behind_a_flush_too():
+    pushed, stereo = [], bytes(range(256)) * 5
+    stream = SimpleNamespace(push=lambda data: pushed.append(data) or [], finish=list, close=list, time=0.0)
+    heard = Listening(SimpleNamespace(stream=lambda *_: stream), 16_000, channels=2)
+    for at in range(0, len(stereo), 7):
+        heard.feed(stereo[at : at + 7])
+        if at == 21:
+            heard.end()
+    assert b"".join(pushed) == stereo and not any(len(data) % 4 for data in pushed)
+
+
+def test_a_byte_of_zero_ends_a_stream(address, samples):
+    """As Deepgram's own client for .NET can end it."""
+    with socket(address, RAW) as line:
+        for chunk in raw(samples, 16_000)[:3]:
+            line.send(chunk)
+        line.send(b"\0")
+        *ends, last = (json.loads(message) for message in line)
+    assert last["type"] == "Metadata" and ends[-1]["channel"]["alternatives"][0]["transcript"]
 
 
 def test_clients_at_once_hear_what_each_would_alone_and_one_that_leaves_holds_nobody(address, listener, samples):
@@ -310,6 +355,9 @@ REFUSED = (
     (f"{RAW}&sample_rate=x", {}, 400, "rate='x'"),
     (f"{RAW}&sample_rate=1", {}, 400, "sample_rate=1"),
     (f"{RAW}&diarize=true", {}, 400, "diarize='true': this server takes 'false' only"),
+    (f"{RAW}&diarize=True", {}, 400, "diarize='true': this server takes 'false' only"),
+    (f"{RAW}&interim_results=1", {}, 400, "interim_results='1': it must be true or false"),
+    (f"{RAW}&numerals=yes", {}, 400, "numerals='yes': it must be true or false"),
     (f"{RAW}&endpointing=soon", {}, 400, "endpointing='soon': give a whole number"),
     (f"{RAW}&language=de-DE", {}, 400, "language='de-DE'"),
     (f"{RAW}&model=nova-3", {}, 400, "model='nova-3'"),
@@ -335,12 +383,25 @@ LIVEKIT = (
 
 @pytest.mark.parametrize(
     "asked",
-    ("language=en-US&endpointing=10", "endpointing=false", "endpointing=true", "utterance_end_ms=1000", LIVEKIT),
+    (
+        "language=en-US&endpointing=10",
+        "endpointing=false",
+        "endpointing=true",
+        "endpointing=False&diarize=False&interim_results=True",
+        "utterance_end_ms=1000",
+        LIVEKIT,
+    ),
 )
 def test_what_deepgram_s_clients_ask_for_by_default_is_taken(address, asked):
     with socket(address, f"{RAW}&{asked}") as line:
         line.send('{"type": "CloseStream"}')
         assert json.loads(line.recv())["type"] == "Metadata"
+
+
+@pytest.mark.parametrize("asked", ("true", "True", "TRUE"))
+def test_python_s_true_asks_for_partials_too(listener, asked):
+    _, has_partials = deepgram._begun({"encoding": "linear16", "interim_results": asked}, listener.opened, "none")
+    assert has_partials
 
 
 @pytest.mark.parametrize(("asked", "seconds"), ((50, 0.1), (800, 0.8)))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import queue
+import socket
 import threading
 import time
 import weakref
@@ -17,7 +18,7 @@ from listening import client, listening
 from mmaccel.errors import MemoryLimitError, PromptError
 from mmaccel.serve import app
 from mmaccel.serve.app import Server, ServerLimits
-from mmaccel.serve.endpoint import Endpoint, Fields, Left, Request
+from mmaccel.serve.endpoint import Endpoint, Fields, Left, Refused, Request
 from mmaccel.serve.metrics import Metrics
 from mmaccel.serve.worker import Job, Worker
 
@@ -159,6 +160,32 @@ def test_requests_that_fit_together_run_together(slow):
     assert slow.batches == [["first"], ["0a", "1a", "3a"], ["2b"], ["4a"]]
 
 
+def test_those_who_left_neither_wait_nor_take_room_of_a_batch(slow):
+    worker = Server(slow, ServerLimits(waiting=8, batch=2)).worker
+
+    def asked(text, group=None):
+        request = Request(group=group)
+        request.text = text
+        return request, worker.submit(request, time.monotonic() + 60)
+
+    def waiting():
+        return worker.metrics.registry.get_sample_value("mmaccel_waiting")
+
+    first = asked("first")
+    assert slow.began.get(timeout=30) == ["first"]
+    (head, _), (one, _), (left, _), (other, answer) = (asked(text, "a") for text in ("head", "one", "left", "other"))
+    assert waiting() == 4
+    for request in (head, left):
+        request.left.set()
+    assert waiting() == 2
+    slow.may.release(2)
+    assert answer.result(timeout=30) == {"text": "other"} and first[1].result() == {"text": "first"}
+    assert slow.batches == [["first"], ["one", "other"]] and waiting() == 0
+    worker.close()
+    with pytest.raises(Refused, match="the server ends"):
+        asked("late")
+
+
 def test_a_client_that_leaves_frees_its_place(served, slow):
     server, address = served
     host = address.removeprefix("http://")
@@ -189,6 +216,12 @@ def test_a_stream_ends_with_its_text(served, slow):
     assert "the server failed" in lines[1] and "secret" not in str(lines)
     figures = httpx.get(f"{address}/metrics").text
     assert all(f'mmaccel_requests_total{{status="{status}"}} 1.0' in figures for status in (200, 500))
+
+
+def test_a_proxy_is_told_to_hand_a_stream_on_as_it_comes(served, slow):
+    slow.may.release()
+    headers = post(served[1], {"text": "hello", "stream": True}).headers
+    assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-cache")
 
 
 def test_a_stream_that_fails_before_its_first_word_is_answered_as_what_it_is(slow):
@@ -463,11 +496,31 @@ def test_the_key_is_asked_for(slow):
         assert httpx.get(f"{address}/health").status_code == 200
 
 
+@pytest.mark.parametrize("scheme", ("Bearer ", "bearer ", "token ", "TOKEN ", "bearer  ", ""))
+def test_the_scheme_of_a_key_may_be_written_in_any_case(slow, scheme):
+    """Deepgram's clients for .NET and Go write "token"."""
+    with listening(slow, key="my right") as (_, address):
+        for key, status in (("my right", 200), ("my wrong", 401)):
+            headers = {"Authorization": f"{scheme}{key}"}
+            assert httpx.get(f"{address}/v1/models", headers=headers).status_code == status
+
+
 def test_a_key_may_have_any_letters(slow):
     with listening(slow, key="schlüssel") as (_, address):
         for key, status in (("schlüssel", 200), ("schlussel", 401)):
             headers = {"Authorization": f"Bearer {key}".encode()}
             assert httpx.get(f"{address}/v1/models", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("more", "status"), (("", 200), ("Origin: http://localhost\r\n", 403), ("Host: evil.example\r\n", 403))
+)
+def test_health_checks_without_a_host_are_answered_and_pages_are_not(served, more, status):
+    """As HAProxy asks by default; what comes from a page has always a host."""
+    host, port = served[1].removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as line:
+        line.sendall(f"GET /health HTTP/1.0\r\n{more}\r\n".encode())
+        assert line.makefile("rb").readline().split()[1] == str(status).encode()
 
 
 def test_other_names_may_be_allowed(slow):

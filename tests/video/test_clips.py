@@ -18,10 +18,12 @@ import mmaccel
 from mmaccel.adapter import Adapter, find_adapter
 from mmaccel.cache import estimate
 from mmaccel.canvas.picture_examples import pictures
+from mmaccel.cli import main as cli
 from mmaccel.comparison.trial import Workload
 from mmaccel.errors import MemoryLimitError, MissingExtraError, PromptError, SettingError, UnsupportedTargetError
 from mmaccel.files import clips
 from mmaccel.plan import Plan
+from mmaccel.report import Report
 from mmaccel.session import Session
 from mmaccel.stepping.layout import LatentLayout
 from mmaccel.video import (
@@ -35,6 +37,7 @@ from mmaccel.video import (
     quality,
     trace_of,
 )
+from mmaccel.video.batching import VideoBatching
 from mmaccel.video.bench.cases import VideoCase
 from mmaccel.video.modality import Video
 from mmaccel.video.trace import check_traced
@@ -293,6 +296,33 @@ def test_frames_are_shown_at_the_rate_asked_for(tmp_path, kind, rate):
         assert shown.info["duration"] == 1000 / rate
 
 
+@pytest.mark.parametrize("kind", (".gif", ".webp"))
+@pytest.mark.parametrize("rate", (16, 24, 30, 50, 7.5))
+def test_a_clip_lasts_as_long_as_its_frames_at_any_rate(tmp_path, kind, rate):
+    path, lasts = tmp_path / f"clip{kind}", []
+    clips.save([Image.new("RGB", (8, 8), (5 * i, 0, 0)) for i in range(48)], path, rate=rate)
+    with Image.open(path) as shown:
+        for frame in range(shown.n_frames):
+            shown.seek(frame)
+            shown.load()
+            lasts.append(shown.info["duration"])
+    unit = 10 if kind == ".gif" else 1
+    assert len(lasts) == 48 and sum(lasts) == pytest.approx(48_000 / rate, abs=unit / 2)
+    assert max(lasts) - min(lasts) <= unit
+
+
+def test_a_gif_that_browsers_would_slow_down_is_refused_before_any_work(tmp_path, capsys):
+    words = ["run", "video", "rocket moves up", "-o", str(tmp_path / "clip.gif"), "--rate", "60", "--model", "no/model"]
+    assert cli.main(words) == 2
+    assert "rate=60: browsers play a .gif at no more than 50 frames a second" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="rate=51: "):
+        clips.save(clip(), tmp_path / "clip.gif", rate=51)
+    arguments = SimpleNamespace(rate=60.0)
+    with pytest.raises(SettingError, match="rate=60: "):
+        VideoBatching().check(arguments, tmp_path / "clip.gif")
+    clips.check_format(tmp_path / "clip.webp", 60)
+
+
 def test_equal_clips_are_at_100_db():
     pipe, _ = examples.wan_pipeline()
     trial = comparing.VideoTrial(find_adapter(pipe), {"num_inference_steps": 4})
@@ -383,7 +413,8 @@ def test_sound_that_a_clip_is_without_is_told(audio):
 
     with Session(Plan((), family="sounding"), Sounding(pipe)) as fast:
         assert len(generation.film(fast, "a drum", generation.VideoSettings()).frames) == 2
-        assert fast.report.warnings == [generation.SILENT] * (audio is not None)
+        idle = Report([], exact=True, wall_seconds=1.0).told()
+        assert fast.report.warnings == ([] if audio is None else [*idle, generation.SILENT])
 
 
 @pytest.mark.parametrize("name", ("steps", "frames", "height", "width"))

@@ -1,11 +1,14 @@
 """Pipelines from a folder: their precision, and parts that a family keeps in float32."""
 
+import shutil
+
 import pytest
 import torch
 from diffusers import AmusedPipeline, AnyFlowFARPipeline, DiffusionPipeline, WanPipeline
 from safetensors.torch import save_file
 
 from mmaccel import zoo
+from mmaccel.errors import MmaccelError, WeightsError
 from mmaccel.video import generation
 from mmaccel.zoo.weights import stored_dtype
 
@@ -43,6 +46,17 @@ def test_what_a_family_keeps_in_float32_stays_in_float32(folder):
     kept = [model.scale_shift_table, *model.condition_embedder.time_embedder.parameters()]
     assert {value.dtype for value in kept} == {torch.float32}
     assert model.patch_embedding.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("part", ("text_encoder", "transformer"))
+def test_pointers_in_place_of_weights_are_named(folder, tmp_path, part):
+    """As `git clone` leaves them without git-lfs."""
+    cloned = shutil.copytree(folder, tmp_path / "wan")
+    (weights,) = (cloned / part).glob("*.safetensors")
+    weights.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 123\n")
+    with pytest.raises(MmaccelError, match="damaged.*fetch or install them again|git-lfs") as raised:
+        generation.load(str(cloned))
+    assert isinstance(raised.value, WeightsError) == (part == "text_encoder")
 
 
 def test_the_stored_precision_is_that_of_most_tensors(tmp_path):

@@ -7,12 +7,13 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors import SafetensorError
 from transformers import BatchFeature
 
 from mmaccel.adapter import find_adapter
 from mmaccel.cli import main as cli
 from mmaccel.demos.families.visual_models import build as visual_model
-from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError
+from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError, WeightsError
 from mmaccel.vlm import answering, command, comparing, examples, visual_examples
 from mmaccel.vlm.command import VlmCommand
 from mmaccel.vlm.comparing import AnswerTrial
@@ -141,12 +142,13 @@ def test_a_compared_call_is_greedy_and_as_long_as_asked():
 def hub(monkeypatch):
     """What is asked of transformers, which finds a model or what it is told to raise."""
     asked, found = [], {"model": visual_examples.onevision()[0], "processor": Processor(), "config": None}
+    found["info"] = {"missing_keys": [], "mismatched_keys": []}
 
     def from_pretrained(kind, name, **more):
         asked.append((kind, name, more))
         if isinstance(found[kind], Exception):
             raise found[kind]
-        return found[kind]
+        return (found[kind], found["info"]) if kind == "model" else found[kind]
 
     for kind, auto in (
         ("config", "AutoConfig"),
@@ -167,7 +169,8 @@ def test_a_model_of_the_hub_is_loaded_without_its_code(hub):
     assert not model.training and model.dtype == torch.float32, "what is read in float32 stays so"
     assert [kind for kind, *_ in asked] == ["config", "processor", "model"]
     assert all(name == "org/name" and more.pop("trust_remote_code") is False for _, name, more in asked)
-    assert asked[-1][2] == {"dtype": torch.float64, "use_safetensors": True, "attn_implementation": "sdpa"}
+    ours = {"use_safetensors": True, "output_loading_info": True, "attn_implementation": "sdpa"}
+    assert asked[-1][2] == {"dtype": torch.float64, **ours}
     answering.load("org/name")
     assert asked[-1][2]["dtype"] == "auto"
 
@@ -182,10 +185,17 @@ def test_a_model_of_the_hub_is_loaded_without_its_code(hub):
             UnsupportedTargetError,
             r"give a zoo name \(.*tiny-onevision.*\(not found",
         ),
+        ("model", SafetensorError("header"), WeightsError, r"weights in org/name are damaged \(header\): fetch or"),
+        (
+            "info",
+            {"missing_keys": ["projector.weight"], "mismatched_keys": []},
+            WeightsError,
+            "1 tensors are missing .* such as projector.weight",
+        ),
         ("model", ValueError("another"), UnsupportedTargetError, "'org/name' is not a vision-language model"),
         ("model", examples.llama()[0], UnsupportedTargetError, "is a LlamaForCausalLM, which sees no videos"),
     ),
-    ids=("processor", "nothing there", "another kind", "language alone"),
+    ids=("processor", "nothing there", "damaged", "incomplete", "another kind", "language alone"),
 )
 def test_what_cannot_be_loaded_says_why(hub, kind, found, error, says):
     hub[1][kind] = found

@@ -118,13 +118,23 @@ def test_the_usual_cache_may_be_asked_for_by_its_name(kind, place, tmp_path):
         assert fast.report.engaged and not fast.report.warnings
 
 
-@pytest.mark.parametrize("method", (vlm.SelectKV(budget=0.5, dense_layers=0), vlm.CompressKV(budget=0.3)), ids=str)
-def test_caches_of_ours_under_autocast(method):
-    """Where rotated keys are float32, and values are not."""
+@pytest.mark.parametrize(
+    ("method", "cached"),
+    (
+        (vlm.SelectKV(budget=0.5, dense_layers=0), True),
+        (vlm.CompressKV(budget=0.3), True),
+        (vlm.CompressKV(budget=0.3, head_budgets=True), True),
+        (vlm.SparsePrefill(**vlm.SparsePrefill.engaging), True),
+        (vlm.SparsePrefill(**vlm.SparsePrefill.engaging), False),
+    ),
+    ids=str,
+)
+def test_methods_under_autocast(method, cached):
+    """Where rotated keys are float32, and values are not unless a cache makes them so."""
     model, arguments = examples.llama()
     with torch.autocast("cpu", torch.bfloat16), mmaccel.accelerate(model, method) as fast:
-        assert fast.generate(**arguments(2)).shape == model.generate(**arguments(2)).shape
-        assert fast.report.engaged
+        assert fast.generate(**arguments(2), use_cache=cached).shape == (2, 86)
+        assert fast.report.engaged and not fast.report.warnings
 
 
 @pytest.mark.parametrize("ends_early", (False, True))

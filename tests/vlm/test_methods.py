@@ -410,3 +410,18 @@ def test_a_users_own_cache(llama):
     own = {"past_key_values": DynamicCache(config=model.config)}
     tokens, report = fast(model, sparse, {**arguments(2), **own})
     assert report.engaged and torch.equal(tokens, fast(model, sparse, arguments(2))[0])
+
+
+def test_a_prompt_is_sparse_in_a_cache_of_fixed_length(llama):
+    """Whose other slots are empty. Those of a padded batch have a mask, which says so."""
+    model, arguments = llama
+    method, call = SparsePrefill(budget=0.4, **BLOCKS), arguments(2)
+    call["attention_mask"] = torch.ones_like(call["input_ids"])
+    expected, usual = fast(model, method, call)
+    tokens, report = fast(model, method, {**call, "cache_implementation": "static"})
+    assert torch.equal(tokens, expected) and report.engaged and not report.warnings
+    assert (report.keys, report.plain_keys) == (usual.keys, usual.plain_keys)
+    padded = {**arguments(2), "cache_implementation": "static"}
+    tokens, report = fast(model, method, padded)
+    assert torch.equal(tokens, model.generate(**padded)) and not report.engaged
+    assert "a padded batch with a cache of fixed length" in report.warnings[0]

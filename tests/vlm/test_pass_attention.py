@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from draft_models import call, deepseek_v3, gemma3, gpt_oss, mistral, qwen3_next
+from draft_models import call, deepseek_v3, gemma3, gemma3n, gpt_oss, mistral, qwen3_next
 from torch.nn import functional
 
 import mmaccel
@@ -193,6 +193,15 @@ def test_layers_that_are_compiled_are_left_alone():
         assert [layer.layer_idx for layer in own_attention(model)] == [1, 2]
     model.compile(backend="eager")
     assert not own_attention(model)
+
+
+@pytest.mark.parametrize("batch", (1, 2))
+def test_layers_that_share_their_keys_are_read_in_chains(batch):
+    model, method = gemma3n(), TokenRecycling(always=True)
+    assert same_text(model, call(batch), method)
+    with mmaccel.accelerate(model, method) as fast:
+        fast.generate(**call(batch))
+        assert fast.report.details["chains"] == "some layers share their keys"
 
 
 def test_windows_of_compiled_layers_are_refused_by_that_name():

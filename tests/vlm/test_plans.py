@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from draft_models import gemma3n
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -77,12 +78,17 @@ def test_keys_that_are_made_of_what_the_cache_holds(make):
 
 
 def test_layers_that_share_their_keys():
-    model, _ = examples.llama()
-    model.config.num_kv_shared_layers = 1
+    """As those of Gemma 3n, which keep none; where they are full they read all that the layer before has."""
+    model, (_, arguments) = gemma3n(), examples.llama()
     with pytest.raises(UnsupportedTargetError, match="share their keys.*vlm.SelectKV and vlm.SparsePrefill"):
         mmaccel.plan(model, CompressKV())
+    plain = model.generate(**arguments(2))
     for method in (SPARSE, SelectKV(dense_layers=0)):
-        mmaccel.plan(model, method)
+        with mmaccel.accelerate(model, method) as fast:
+            fast.generate(**arguments(2))
+            assert fast.report.engaged and all("sliding window" in text for text in fast.report.warnings)
+    with mmaccel.accelerate(model, SelectKV(budget=None, tokens=99)) as fast:
+        assert torch.equal(fast.generate(**arguments(2)), plain)
 
 
 def test_attention_in_both_directions():

@@ -1,7 +1,10 @@
 """PrefillDrop: later layers compute what is kept as a plain model would, in every pass of an answer."""
 
+import copy
+
 import pytest
 import torch
+from draft_models import sharp
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -9,8 +12,12 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
 )
 
 import mmaccel
@@ -24,6 +31,14 @@ TWICE = PrefillDrop(keep=(0.4, 0.15), layer=0, window=8, min_length=32)
 @pytest.fixture(scope="module")
 def llama():
     return examples.llama()
+
+
+def neox():
+    """Whose layers get their cache by another name than the model."""
+    return sharp(GPTNeoXForCausalLM, GPTNeoXConfig)
+
+
+MODELS = pytest.mark.parametrize("build", (lambda: examples.llama()[0], neox), ids=("llama", "neox"))
 
 
 def by_hand(model, ids, steps, *columns):
@@ -72,9 +87,10 @@ def test_tokens_are_those_of_the_definition(llama, chosen):
     assert (report.keys, report.plain_keys) == (4 * (pairs[0] + 2 * pairs[1]), 4 * 3 * pairs[0])
 
 
+@MODELS
 @pytest.mark.parametrize("method", (DROP, TWICE), ids=str)
-def test_a_padded_row_is_as_alone_also_with_beams(llama, method):
-    model, arguments = llama
+def test_a_padded_row_is_as_alone_also_with_beams(llama, method, build):
+    model, (_, arguments) = build(), llama
     for more in ({}, {"num_beams": 3}):
         call = arguments(batch=3, max_new_tokens=5, **more)
         with mmaccel.accelerate(model, method) as fast:
@@ -139,6 +155,48 @@ def test_a_second_turn_goes_on_with_what_was_kept(llama, chosen):
     kept = torch.cat([chosen[0], torch.arange(80, ids.shape[1])])
     with torch.no_grad():
         assert second[0, ids.shape[1] :].tolist() == by_hand(model, ids, 3, kept)
+
+
+@MODELS
+@pytest.mark.parametrize("batch", (1, 2))
+@torch.no_grad()
+def test_a_second_turn_and_direct_calls_go_on_alike(llama, batch, build):
+    """In one pass over several tokens, and in one for each."""
+    model, (_, arguments) = build(), llama
+    call = arguments(batch, max_new_tokens=3, return_dict_in_generate=True)
+    with mmaccel.accelerate(model, DROP) as fast:
+        first, found = fast.generate(**call), []
+        ids = torch.cat([first.sequences, call["input_ids"][:, -5:]], 1)
+        mask = torch.nn.functional.pad(call["attention_mask"], (0, 8), value=1)
+        places = mask.cumsum(1) - 1
+        for width in (6, 1):
+            cache, logits = copy.deepcopy(first.past_key_values), []
+            assert cache.layers[2].get_seq_length() < cache.get_seq_length() == 82
+            for part in (slice(at, at + width) for at in range(82, 88, width)):
+                more = {"attention_mask": mask[:, : part.stop], "position_ids": places[:, part]}
+                logits.append(fast(ids[:, part], past_key_values=cache, **more).logits)
+            found.append(torch.cat(logits, 1))
+        assert torch.allclose(*found, atol=1e-4)
+        more = {"past_key_values": first.past_key_values, "max_new_tokens": 1, "do_sample": False}
+        tokens = fast.generate(ids, attention_mask=mask, **more)
+        assert torch.equal(tokens[:, -1], found[0][:, -1].argmax(-1))
+
+
+@pytest.mark.parametrize("batch", (1, 2))
+def test_windows_that_no_text_fills_are_full_attention(llama, batch):
+    """As those of Phi-4-mini."""
+    _, arguments = llama
+    call, found = arguments(batch, return_dict_in_generate=True), []
+    for window in (None, 128):
+        model = sharp(Phi3ForCausalLM, Phi3Config, sliding_window=window, max_position_embeddings=128)
+        with mmaccel.accelerate(model, DROP) as fast:
+            first = fast.generate(**call)
+            assert fast.report.engaged and not fast.report.warnings
+            ids = torch.cat([first.sequences, call["input_ids"][:, -6:]], 1)
+            mask = torch.nn.functional.pad(call["attention_mask"], (0, 12), value=1)
+            more = {"past_key_values": first.past_key_values, "max_new_tokens": 3, "do_sample": False}
+            found.append(fast.generate(ids, attention_mask=mask, **more))
+    assert torch.equal(*found)
 
 
 @torch.no_grad()

@@ -27,7 +27,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import mmaccel
 from mmaccel import private
-from mmaccel.cache import SelectingCache
 from mmaccel.errors import ConflictError, MemoryLimitError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import PREFILL
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
@@ -220,21 +219,6 @@ def test_an_answer_gets_memory_as_it_grows(llama, method, monkeypatch):
         once = session.generate(**longer)
         monkeypatch.setattr(generation, "ROOM", 2)
         assert torch.equal(session.generate(**longer), once)
-
-
-def test_a_cache_that_nobody_holds_is_released_at_once(llama, monkeypatch):
-    model, arguments = llama
-    released, release = [], SelectingCache.release
-    monkeypatch.setattr(SelectingCache, "release", lambda self: released.append(self) or release(self))
-    with mmaccel.accelerate(model, SelectKV(**SelectKV.engaging)) as session:
-        result = session.generate(**arguments(), return_dict_in_generate=True)
-        assert not released
-        ids = torch.cat([result.sequences, result.sequences[:, -3:]], 1)
-        session.generate(ids, past_key_values=result.past_key_values, max_new_tokens=2, do_sample=False)
-        assert not released and result.past_key_values.nbytes()
-        session.generate(**arguments())
-        (cache,) = released
-        assert not cache.nbytes() and session.report.peak_extra_bytes > 0
 
 
 def test_a_call_that_broke_off_is_over(llama):

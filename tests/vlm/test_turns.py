@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache
 
 import mmaccel
+from mmaccel.kernels.policies import DECODE
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
 
 METHODS = (
@@ -108,6 +109,44 @@ def test_a_turn_goes_on_from_one_in_inference_mode(llama, method):
                 more["past_key_values"] = result.past_key_values
             answers.append(tokens)
     assert torch.equal(answers[0], answers[1]) and torch.equal(answers[0], answers[2])
+
+
+@TURNS
+def test_a_baseline_between_two_turns_changes_nothing(llama, method):
+    model, _ = llama
+    ids, mask = examples.prompts(2, 60, pad=9)
+    question, seen = examples.prompts(2, 40, seed=1, pad=0)
+    with mmaccel.accelerate(model, method) as session:
+        expected, *_ = talk(session, ids, mask, question, seen)
+        own = DynamicCache()
+        for cache in (None, own):
+            tokens, known, cache = turn(session, ids, mask, cache)
+            with session.baseline() as plain:
+                plain.generate(ids, attention_mask=mask, max_new_tokens=2)
+            tokens, known = torch.cat([tokens, question], 1), torch.cat([known, seen], 1)
+            assert torch.equal(turn(session, tokens, known, cache)[0], expected)
+            assert session.report.engaged and not session.report.warnings
+
+
+@pytest.mark.parametrize(("length", "goes_on"), ((5, True), (40, False)))
+@pytest.mark.parametrize("policy", ("token_select", "recycled_attention"))
+def test_a_policy_begins_anew_after_a_turn_that_it_did_not_read(llama, policy, length, goes_on, monkeypatch):
+    """Its votes are none for tokens that were not there: it would leave out most of a long question."""
+    states, choose = [], DECODE[policy]
+
+    def noted(*given, state, **more):
+        states.append(dict(state))
+        return choose(*given, state=state, **more)
+
+    monkeypatch.setitem(DECODE, policy, noted)
+    model, _ = llama
+    ids, mask = examples.prompts(1, 60, pad=0)
+    question, seen = examples.prompts(1, length, seed=1, pad=0)
+    with mmaccel.accelerate(model, SelectKV(policy, budget=0.3, dense_layers=2)) as session:
+        tokens, mask, cache = turn(session, ids, mask, None)
+        before = len(states)
+        turn(session, torch.cat([tokens, question], 1), torch.cat([mask, seen], 1), cache)
+    assert before == 3 and bool(states[2]) and bool(states[3]) == goes_on
 
 
 @pytest.mark.parametrize("length", (5, 40))

@@ -14,7 +14,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from mmaccel import private
 from mmaccel.adapter import Adapter, register_adapter
-from mmaccel.cache import SelectingCache
 from mmaccel.cache.argument import cache_of
 from mmaccel.cache.layers import is_full
 from mmaccel.decoding.drafters.draft_method import DraftMethod
@@ -32,9 +31,12 @@ from ..input.prompt import Prompt
 from ..input.turns import recalled
 from .attention import SessionAttention
 from .call import GenerateRun
-from .generation import bring_cache, fill
+from .generation import bring_cache, fill, keep_cache
 from .kept_tokens import require_all
 from .method import DecoderMethod
+
+# Kinds of layers of a cache that hold nothing but keys and values, or nothing, as those that share the keys of others.
+STATELESS = {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__, "DummyLayer"}
 
 
 @register_adapter
@@ -47,7 +49,8 @@ class DecoderAdapter(Adapter):
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
-        self.attention: SessionAttention | None = None
+        self.attention: SessionAttention | None = None  # while it is attached
+        self._reader: SessionAttention | None = None  # the same from then on, since caches are read by it
 
     @property
     def text_config(self) -> Any:
@@ -161,18 +164,19 @@ class DecoderAdapter(Adapter):
         layers = DynamicCache(config=self.text_config).layers
         if layers and not any(is_full(layer, self.text_config) for layer in layers):
             raise UnsupportedTargetError(f"{name} has no layer of full attention: there is nothing to gain")
-        other = {type(layer).__name__ for layer in layers} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+        other = {type(layer).__name__ for layer in layers} - STATELESS
         if other and isinstance(method, DecoderMethod) and method.replaces_cache:
             raise UnsupportedTargetError(
                 f"{name} has layers with states of their own ({', '.join(sorted(other))}):"
                 f" {method.name} cannot replace its cache; vlm.SparsePrefill leaves it alone"
             )
         if isinstance(method, DecoderMethod) and method.drops_tokens:
-            self._check_depth(method, name, [type(layer) for layer in layers])
+            self._check_depth(method, name, layers)
 
-    def _check_depth(self, method: DecoderMethod, name: str, kinds: list[type]) -> None:
+    def _check_depth(self, method: DecoderMethod, name: str, layers: Sequence[Any]) -> None:
         """Raise unless the layers after the whole ones can go on with some of the tokens."""
-        if any(kind is not DynamicLayer for kind in kinds):
+        alike = len({type(layer) for layer in layers}) == 1  # else a mask may be made for a layer after the drop
+        if not alike or not all(is_full(layer, self.text_config) for layer in layers):
             raise UnsupportedTargetError(
                 f"{name} has layers with a window or a state, to which tokens that {method.name} drops are missing;"
                 " vlm.SparsePrefill drops none"
@@ -184,7 +188,7 @@ class DecoderAdapter(Adapter):
                 f"the layers of {name} are not given the places of their tokens, as those of Llama and its kin are:"
                 f" {method.name} cannot drop any; vlm.SparsePrefill drops none"
             )
-        drops, count = [*method.drops(len(kinds))], len(kinds)
+        drops, count = [*method.drops(len(layers))], len(layers)
         if not drops[-1] < count - 1:
             most = count - 2 - drops[-1] + drops[0]
             reason = f"layer must be at most {most}" if most >= 0 else "keep must have fewer shares"
@@ -195,19 +199,21 @@ class DecoderAdapter(Adapter):
         if self.attention is not None:
             return
         methods = [m for m in session.plan.methods if isinstance(m, DecoderMethod)]
-        self.attention = attention = SessionAttention(methods)
+        self._reader = self.attention = attention = self._reader or SessionAttention(methods)
+        attention.active = True
         stack.callback(self._detach, attention)
         wrap_generate(stack, session, functools.partial(self._generate, attention, session.report))
         if all(m.is_neutral for m in methods):
             return
         intercept_attention(stack, self.attention_modules(), attention)
+        if any(m.replaces_cache for m in methods):
+            keep_cache(stack, self.target, attention)
 
     def _generate(
         self, attention: SessionAttention, report: Report, original: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Any:
         """Replaces `generate` of the model."""
         attention.run = run = GenerateRun(guessing=guessing(self.target, kwargs))
-        given = cache_of(kwargs) is not None
         try:
             prompt = self.begin(attention.methods, run, kwargs)
             cache = bring_cache(self.target, self.text_config, attention, run, kwargs)
@@ -216,11 +222,7 @@ class DecoderAdapter(Adapter):
             attention.run = None
         report.tokens = report.tokens or tokens_made(result, kwargs)  # drafts count them without padding
         fill(report, attention, run, cache)
-        if prompt is not None:
-            result = self.end(prompt, report, result, kwargs)
-        if isinstance(cache, SelectingCache) and not given and isinstance(result, torch.Tensor):
-            cache.release()  # no reference to it is left
-        return result
+        return result if prompt is None else self.end(prompt, report, result, kwargs)
 
     def begin(self, methods: Sequence[DecoderMethod], run: GenerateRun, kwargs: dict[str, Any]) -> Prompt | None:
         """Before a call of `generate`: replaces the prompt in its arguments; None leaves it as it is."""

@@ -68,11 +68,15 @@ class SessionAttention:
             self._count_step(query, key)  # and nothing else: on a GPU, Python sets the pace of such steps
             return original(module, query, key, value, None, **more)[0], None
 
+        given = query, key, value
+
         def plain() -> torch.Tensor:
-            result: torch.Tensor = original(module, query, key, value, attention_mask, **more)[0]
+            result: torch.Tensor = original(module, *given, attention_mask, **more)[0]
             return result
 
         cached = self._cached(key)
+        if cached is None and value.dtype != key.dtype:  # under autocast, where torch does so itself
+            query, key = query.to(value.dtype), key.to(value.dtype)
         run = GenerateRun() if self.run is None else self.run
         index = int(module.layer_idx)
         call = AttentionCall(index, query, key, value, attention_mask, scaling, cached, None, plain, run)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
 from mmaccel.cache import require_memory
-from mmaccel.cache.argument import cache_of
+from mmaccel.cache.argument import cache_of, cached
 from mmaccel.cache.evicting import ROOM
-from mmaccel.decoding.setting import give_cache, prompt_ids, setting
+from mmaccel.decoding.setting import give_cache, prompt_ids, setting, why_prefixed
+from mmaccel.patching import wrap_method
 from mmaccel.report import Report
 
 from ..input.prompt import Prompt
@@ -34,7 +37,7 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
     run.prompt = None if run.guessing is None else prompt
     given = cache_of(kwargs)
     ours = getattr(given, OURS, given)
-    if getattr(ours, "reader", None) is attention:
+    if _is_ours(given, attention):
         return ours
     if given is not None and not _is_new(given):
         run.warn(
@@ -47,6 +50,9 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
         if value is not None and value is not True:
             run.warn(f"{method} ran plainly: {name}={value!r}")
             return None
+    if why := why_prefixed(model):
+        run.warn(f"{method} ran plainly: {why}")
+        return None
     new = min(new, ROOM)  # a cache grows: few answers have all the tokens that they may have
     if not on_several_devices(model):  # what each device gets of the layers is not known here
         need = method.cache_bytes(config, batch, prompt, new, model.dtype)
@@ -59,6 +65,27 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
         given.layers = cache.layers
         setattr(given, OURS, cache)
     return cache
+
+
+def keep_cache(stack: ExitStack, model: Any, attention: SessionAttention) -> None:
+    """Let a model that throws a cache of ours away fill it anew instead, until `stack` closes.
+
+    As Phi-3 does to read a text again, with keys that are turned otherwise, once it is longer than that takes.
+    """
+
+    def prepare(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        inputs, given = original(*args, **kwargs), cache_of(kwargs)
+        if _is_ours(given, attention) and cache_of(inputs) is None:
+            given.reset()
+            inputs.update(cached(given))
+        return inputs
+
+    wrap_method(stack, model, "prepare_inputs_for_generation", prepare)
+
+
+def _is_ours(cache: Any, attention: SessionAttention) -> bool:
+    """Whether a cache, or the one that stands in it, is read by this attention."""
+    return getattr(getattr(cache, OURS, cache), "reader", None) is attention
 
 
 def _is_new(cache: Any) -> bool:

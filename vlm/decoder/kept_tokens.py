@@ -89,19 +89,19 @@ def install(
     run: Callable[[], GenerateRun | None],
     stack: ExitStack,
 ) -> None:
-    """Give each layer what is kept for it in a call of `generate`, and nothing else, until the stack is closed.
+    """Give each layer what is kept for it, and nothing else, until the stack is closed.
 
-    `drops` are the shares to keep after some layers, which the call is told.
+    `drops` are the shares to keep after some layers, which a call of `generate` is told; a direct call drops nothing,
+    and may go on from a cache of one that did.
     """
 
     def act(number: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor | None:
-        active, cache = run(), cache_of(kwargs)
-        if active is None:
-            return None
+        cache = cache_of(kwargs)
+        before = list(getattr(cache, ATTRIBUTE, ()))
+        active = run() or GenerateRun(kept=before)
         if number == 0:
-            active.drops = drops
-            active.kept = list(getattr(cache, ATTRIBUTE, ()))
-            for kept in active.kept:
+            active.drops, active.kept = drops, before
+            for kept in before:
                 kept.filling = False
         kept = active.kept_at(number)
         if kept is None:

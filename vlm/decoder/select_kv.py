@@ -32,7 +32,8 @@ class SelectKV(DecoderMethod):
     """Keep the whole cache, and let every decoding step read only the tokens that a policy chooses; lossy.
 
     TokenSelect (Wu et al., 2024) and similar methods: a step needs few of the tokens, but different ones in each step,
-    so nothing is thrown away. The prompt is computed in full.
+    so nothing is thrown away. The prompt is computed in full; a later pass of up to 32 tokens, as of a short question,
+    reads chosen tokens, as a step does.
 
     Parameters
     ----------
@@ -128,10 +129,12 @@ class SelectKV(DecoderMethod):
         return call.verify(query, key, value, token_idx)
 
     def after(self, call: AttentionCall) -> None:
-        """Compute from a prompt the state that the policy needs."""
-        if self.policy not in LEARNED or call.queries <= FEW_QUERIES or call.starts is None:
+        """After a prompt or another turn: let the policy begin anew, with what it learns from it."""
+        if call.queries <= FEW_QUERIES or not isinstance(call.cached, SelectingLayer):
             return
-        if isinstance(call.cached, SelectingLayer) and call.layer_idx >= self.dense_layers:
+        if self.policy not in LEARNED:
+            call.cached.states.clear()  # votes that none of the new tokens had a part in
+        elif call.starts is not None and call.layer_idx >= self.dense_layers:
             name, learn = LEARNED[self.policy]
             for rows, start, query_start in call.pieces():
                 if start < call.keys:

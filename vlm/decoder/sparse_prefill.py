@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -108,9 +108,14 @@ class SparsePrefill(DecoderMethod):
         self._require(isinstance(self.always, bool), "always", "True or False")
 
     def attend(self, call: AttentionCall) -> torch.Tensor | None:
-        if self.is_neutral or call.queries < self.min_length or call.starts is None:
-            if call.queries >= self.min_length and call.starts is None:
-                call.run.warn("SparsePrefill ran densely: the mask is more than causal with padding on the left")
+        if self.is_neutral or call.queries < self.min_length:
+            return None
+        call = _without_room(call)
+        if call.starts is None:
+            call.run.warn(
+                "SparsePrefill ran densely: the mask is more than causal with padding on the left, as that of a padded"
+                " batch with a cache of fixed length is"
+            )
             return None
         plans: Plans = {rows: self._plan(call, rows, *rest) for rows, *rest in call.pieces()}
         if not any(plans.values()):
@@ -136,6 +141,14 @@ class SparsePrefill(DecoderMethod):
 
     def idle(self, run: GenerateRun) -> str:
         return f"no prompt was longer than min_length={self.min_length} tokens"
+
+
+def _without_room(call: AttentionCall) -> AttentionCall:
+    """A call without the slots of a cache of fixed length that are still empty: a mask is missing there alone."""
+    if call.starts is not None or call.mask is not None or call.evicted is not None:
+        return call
+    key, value = call.key[:, :, : call.queries], call.value[:, :, : call.queries]
+    return replace(call, key=key, value=value, starts=[0] * len(key))
 
 
 def _filled(plan: BlockPlan, keys: int, queries: int) -> BlockPlan:

@@ -40,7 +40,7 @@ class Acceleration:
         function = getattr(sampler, "sampler_function", sampler)
         reason = reason_to_pass(function, getattr(sampler, "extra_options", {}), sigmas, self.budget)
         if reason or self.budget == 1:
-            if reason:
+            if self.budget < 1:
                 self.report.warnings.append(f"all steps were computed: {reason}")
             yield
             return

@@ -96,6 +96,8 @@ class Windows:
 
 def unfit_layers(model: Any, config: Any) -> str | None:
     """Why rows cannot have places of their own in the cache of a decoder with this configuration."""
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "some layers share their keys"
     layers = DynamicCache(config=config).layers
     sliding = _sliding(layers).keys()
     if any(type(layer) is not DynamicLayer for number, layer in enumerate(layers) if number not in sliding):
@@ -105,8 +107,7 @@ def unfit_layers(model: Any, config: Any) -> str | None:
     told = sliding <= {layer.layer_idx for layer in own_attention(model)}
     if not told and any(private.runs_compiled(module) for module in model.modules()):
         return "some layers keep a part of the past only, and are compiled with their own masks"
-    shares = getattr(config, "num_kv_shared_layers", 0)
-    if shares or not told or set(getattr(config, "layer_types", None) or ()) - KINDS:
+    if not told or set(getattr(config, "layer_types", None) or ()) - KINDS:
         return "some layers keep a part of the past only, and take no mask for each token"
     return None
 
