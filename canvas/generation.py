@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
@@ -46,8 +45,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
 
 def inputs_of(processor: Any, picture: Image.Image, question: str) -> dict[str, Any]:
     """Arguments of the pipeline for a question about a picture, which is shown as a clip of one frame."""
-    frame = np.asarray(picture.convert("RGB"))[None]
-    return dict(processor(videos=[frame], text=question))
+    return dict(processor(videos=[[picture]], text=question))
 
 
 def example() -> Image.Image:

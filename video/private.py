@@ -18,8 +18,19 @@ from mmaccel.forwards import REGISTRY, diffusers_hooks
 CHILDREN = "_child_registries_cache"
 CONFIG = "_cache_config"
 PARALLEL = "_parallel_config"
+BACKENDS = "_SUPPORTED_BACKENDS"  # of an attention processor that does not take all
 GROUPED = "group_offloading"
 EXACT = "TextKVCacheConfig"  # of the cache that only spares projecting the text again
+# Modules of the hooks of all others, and of our own that is put on in the same way.
+CACHES = (
+    "faster_cache",
+    "first_block_cache",
+    "mag_cache",
+    "pyramid_attention_broadcast",
+    "sea_cache",
+    "taylorseer_cache",
+    "easy_cache_hook",
+)
 
 
 def check_no_cache(denoiser: torch.nn.Module) -> None:
@@ -28,6 +39,13 @@ def check_no_cache(denoiser: torch.nn.Module) -> None:
     if config is not None and type(config).__name__ != EXACT:
         raise ConflictError(
             f"{type(denoiser).__name__} has {type(config).__name__} enabled already: call .disable_cache() on it first"
+        )
+    hooks = [item for module in denoiser.modules() for item in diffusers_hooks(module).items()]
+    names = sorted({name for name, hook in hooks if type(hook).__module__.rpartition(".")[2] in CACHES})
+    if names:
+        raise ConflictError(
+            f"{type(denoiser).__name__} has hooks of a cache on already: call first, for each of {', '.join(names)},"
+            " HookRegistry.check_if_exists_or_initialize(transformer).remove_hook(name)"
         )
 
 
@@ -73,6 +91,13 @@ def knows_attention(denoiser: torch.nn.Module, places: tuple[str, ...]) -> bool:
     found = {name: module for name, module in denoiser.named_modules() if isinstance(module, _ATTENTION_CLASSES)}
     names = [name for name, module in found.items() if not getattr(module, "is_cross_attention", False)]
     return any(re.search(place, name) for place in places for name in names)
+
+
+def masks_blocks(denoiser: torch.nn.Module) -> bool:
+    """Whether its self-attention takes a mask of blocks, for which diffusers has no kernel but flex attention."""
+    processors = [getattr(module, "processor", None) for module in denoiser.modules()]
+    needs_flex = any("native" not in getattr(processor, BACKENDS, ("native",)) for processor in processors)
+    return needs_flex or getattr(denoiser, "attention_type", None) == "nabla"  # Kandinsky 5's
 
 
 def bringing(module: torch.nn.Module) -> Any:

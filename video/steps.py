@@ -21,6 +21,7 @@ from mmaccel.errors import ActiveSessionError
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.stepping.branches import MOST_BRANCHES, Branches
 from mmaccel.stepping.run import SamplerRun
+from mmaccel.stepping.tensors import change_of_shapes
 
 from .families.adapter import END, IN_CALLBACK, PipelineSession
 from .families.compiled import AGAIN, refuse_compiled_later
@@ -95,14 +96,21 @@ class RunFollower:
     def set_timesteps(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         self.refuse_second("scheduler")
         self.session.memory.pop(IN_CALLBACK, None)  # of a run that ends here
-        refuse_compiled_later(*self.session.adapter.denoisers())
         self.drop()  # an interrupted run's memory goes before the new one is made
+        self.check()
         if not self.is_called:  # the target itself was; a call of the session, begun already, may be several runs
             self.session.report.start()
             self.session.memory.pop("trace", None)
         result = original(*args, **kwargs)
         self.begin()
         return result
+
+    def check(self) -> None:
+        """Refuse anew what was refused before: the target may have changed since."""
+        adapter = self.session.adapter
+        refuse_compiled_later(*adapter.denoisers())
+        for method in self.session.plan.methods:
+            adapter.check(method)
 
     def begin(self) -> None:
         """Begin a run of the steps that the scheduler has now."""
@@ -139,6 +147,8 @@ class RunFollower:
         self.passes += 1
         if self.is_swapped:
             self.drop()
+        if self.session.adapter.ends_run(kwargs):
+            self.end_early(broken=False)
         if self.stepper is None:  # a call outside of a run
             return original(*args, **kwargs)
         run = self.stepper.run
@@ -174,10 +184,8 @@ class RunFollower:
         run = self.stepper.run
         before = self.shapes.get(run.expert, shapes)
         if before != shapes:
-            self.stepper.warn(
-                f"in step {run.step} {_change(before, shapes)}: nothing that was kept fits them, and the method starts"
-                " over"
-            )
+            told = change_of_shapes(before, shapes)
+            self.stepper.warn(f"in step {run.step} {told}: nothing that was kept fits them, and the method starts over")
             self.drop()
             self.stepper = self.make(run)
         self.shapes[run.expert] = shapes
@@ -278,14 +286,6 @@ class RunFollower:
         if self.is_full and self.steps:
             return f"{name} makes more than {MOST_BRANCHES} passes in a step"
         return f"{name} does not step pipe.scheduler"
-
-
-def _change(before: list[torch.Size], after: list[torch.Size]) -> str:
-    """How the latents of a pass differ from those of an earlier one: in their number, or else in a shape."""
-    if len(before) != len(after):  # as lists do, with an entry for each row of a batch
-        return f"{len(before)} latents became {len(after)}"
-    old, new = next((old, new) for old, new in zip(before, after, strict=True) if old != new)
-    return f"latents of {list(old)} became {list(new)}"
 
 
 def count_forwards(stepper: Stepper, done: float) -> None:

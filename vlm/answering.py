@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
+from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError, WeightsError
 from mmaccel.modality import get_modality
 from mmaccel.zoo.weights import check_name, load_pretrained, no_foreign_code
@@ -73,7 +75,8 @@ def from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
             target = load_pretrained(AutoModelForImageTextToText, model, dtype, **ours)
         getattr(processor, "tokenizer", processor).padding_side = "left"  # answers of a batch follow their prompts
     except ImportError as error:
-        raise MissingExtraError(f"the processor of {model} needs more: pip install torchvision ({error})") from error
+        advice = "" if importlib.util.find_spec("torchvision") else ": pip install torchvision"
+        raise MissingExtraError(f"the processor of {model} needs more{advice} ({error})") from error
     except WeightsError:
         raise
     except (OSError, ValueError) as error:
@@ -99,7 +102,8 @@ def ask(
     PromptError
         If a question is empty.
     """
-    inputs = prepare(processor, frames, questions).to(target.device)
+    inputs = prepare(processor, frames, questions)
+    inputs = inputs.to(pass_device(target, inputs["input_ids"]))
     began = time.perf_counter()
     tokens = target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
     seconds = time.perf_counter() - began

@@ -9,7 +9,7 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.difference import agreement
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
-from mmaccel.decoding.setting import setting
+from mmaccel.decoding.setting import pass_device, setting
 from mmaccel.errors import SettingError
 
 from .answering import prepare
@@ -68,7 +68,8 @@ class AnswerTrial(BaseTrial):
         if not asked or not len(frames):
             raise SettingError(f"{len(frames)} frames and {len(asked)} questions: give at least one of each")
         chosen = frames if fewer is None else _only(frames, spread(len(frames), fewer).tolist())
-        return {**prepare(self.processor, chosen, asked).to(self.target.device), **call}
+        inputs = prepare(self.processor, chosen, asked)
+        return {**inputs.to(pass_device(self.target, inputs["input_ids"])), **call}
 
     def _without(self, call: dict[str, Any], fewer: int) -> dict[str, Any]:
         """Prepared arguments with fewer frames and their placeholders."""

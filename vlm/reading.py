@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from mmaccel import zoo
+from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 
 from .answering import loaded
@@ -68,7 +69,8 @@ def read(
     """What a session or a plain model reads on a page, greedily, and the seconds; `regions` for `DocumentDraft`."""
     given = {} if regions is None else {"regions": regions, "page": page, "processor": processor, "prompt": prompt}
     asked = {} if prompt is None else {"text": prompt, **single_bos(processor, prompt)}
-    inputs = processor(images=page, return_tensors="pt", **asked).to(target.device, target.dtype)
+    inputs = processor(images=page, return_tensors="pt", **asked)
+    inputs = inputs.to(pass_device(target, inputs["input_ids"]), target.dtype)
     began = time.perf_counter()
     tokens = target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False, **given)
     seconds = time.perf_counter() - began

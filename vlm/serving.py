@@ -16,6 +16,7 @@ from transformers.generation.streamers import TextStreamer
 
 from mmaccel.cli.arguments import FRAMES, TOKENS
 from mmaccel.decoding.drafters.placeholders import placeholders
+from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import PromptError, SettingError, shown
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
@@ -129,9 +130,10 @@ class ChatEndpoint(Endpoint[Chat]):
         videos = [video for request in requests for video in request.videos]
         texts = [request.text for request in requests]
         try:
-            inputs = processed(self.processor, texts, videos, pictures).to(self.target.device)
+            inputs = processed(self.processor, texts, videos, pictures)
         except ValueError as error:
             raise PromptError(f"the model's processor does not take this request: {error}") from error
+        inputs = inputs.to(pass_device(self.target, inputs["input_ids"]))
         first = requests[0]
         most = first.sampling["max_new_tokens"]
         length = min(most, self._room(inputs))

@@ -66,7 +66,7 @@ def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:
 
 def pass_device(model: Any, ids: torch.Tensor) -> torch.device:
     """Where passes are prepared: `generate` takes prompts from a processor and moves them, but not off "meta"."""
-    device: torch.device = model.device
+    device = torch.device(model.device)
     return ids.device if device.type == "meta" else device
 
 

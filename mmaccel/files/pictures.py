@@ -49,10 +49,26 @@ def read_picture(path: Path) -> Image.Image:
 def upright(picture: Image.Image) -> Image.Image:
     """A picture in RGB, turned as its EXIF data says: cameras store photographs as they held them."""
     turn = TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))  # PIL's own writes all of the data anew
-    shown = (picture if turn is None else picture.transpose(turn)).convert("RGB")
+    shown = on_white(picture if turn is None else picture.transpose(turn))
     for told in ("exif", "xmp", "Raw profile type exif"):  # or whoever reads it turns the picture once more
         shown.info.pop(told, None)
     return shown
+
+
+def on_white(picture: Image.Image) -> Image.Image:
+    """A picture in RGB; what is transparent is white, as processors of transformers show it to models.
+
+    The colour behind is mostly black, and so would ink on a transparent ground be black on black.
+
+    Examples
+    --------
+    >>> on_white(Image.new("RGBA", (1, 1))).getpixel((0, 0))
+    (255, 255, 255)
+    """
+    if picture.has_transparency_data:
+        ground = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(ground, picture.convert("RGBA"))
+    return picture.convert("RGB")
 
 
 def check_format(path: str | Path) -> None:

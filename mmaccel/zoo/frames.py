@@ -13,6 +13,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from ..errors import PromptError
+from ..files.pictures import on_white
 
 
 class OnevisionProcessor:
@@ -208,7 +209,7 @@ def _axes(given: Any) -> int:
 def _pil(picture: Any) -> Image.Image:
     """A picture in RGB."""
     if isinstance(picture, Image.Image):
-        return picture.convert("RGB")
+        return on_white(picture)
     pixels = picture.detach().cpu().numpy() if isinstance(picture, torch.Tensor) else np.asarray(picture)
     if pixels.shape[-1] != 3 and pixels.shape[0] == 3:
         pixels = pixels.transpose(1, 2, 0)

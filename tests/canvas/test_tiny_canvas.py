@@ -156,6 +156,13 @@ def test_compare_shows_texts_and_fewer_steps(work_clock, loaded, asked):
     assert any(row["method"] == "fewer steps" for row in found.rows)
 
 
+def test_what_is_transparent_is_listed_as_white(loaded):
+    shown = [
+        inputs_of(loaded[1], picture, "?") for picture in (Image.new("RGBA", (9, 9)), Image.new("RGB", (9, 9), "white"))
+    ]
+    assert torch.equal(*(inputs["pixel_values_videos"] for inputs in shown))
+
+
 def test_files_that_are_no_pictures(tmp_path):
     with pytest.raises(PromptError, match="there is no file"):
         read_picture(tmp_path / "none.png")

@@ -186,10 +186,15 @@ def test_other_errors_are_quoted_as_they_are():
     with pytest.raises(MmaccelError) as error:
         mmaccel.plan(GitForCausalLM(GitConfig(num_hidden_layers=1, vocab_size=8)), method)
     refused(error, "cannot leave out visual tokens of")
-    from diffusers import FirstBlockCacheConfig
+    from diffusers.hooks import FirstBlockCacheConfig, apply_first_block_cache
 
     pipe = wan_pipeline()[0]
     pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.1))
     with pytest.raises(MmaccelError) as error:
         mmaccel.plan(pipe, video.TaylorSeer())
     refused(error, "has FirstBlockCacheConfig enabled already: call .disable_cache() on it first")
+    pipe = wan_pipeline()[0]
+    apply_first_block_cache(pipe.transformer, FirstBlockCacheConfig(threshold=0.1))
+    with pytest.raises(MmaccelError) as error:
+        mmaccel.plan(pipe, video.TaylorSeer())
+    refused(error, "has hooks of a cache on already: call first, for each of ")

@@ -277,6 +277,7 @@ def test_pixels_of_every_kind_become_a_picture_in_rgb():
     for given in [*kinds, Image.fromarray(pixels), Image.fromarray(pixels).convert("RGBA")]:
         made = frames_module._pil(given)
         assert made.mode == "RGB" and np.array_equal(np.asarray(made), pixels)
+    assert frames_module._pil(Image.new("RGBA", (1, 1))).getpixel((0, 0)) == (255, 255, 255), "as other processors do"
     wild = np.array([[[-1.0, 2.0, 0.4999 / 255]]])
     assert np.asarray(frames_module._pil(wild)).tolist() == [[[0, 255, 0]]]
     square = np.zeros((3, 3, 3), np.uint8)

@@ -1,12 +1,15 @@
 """Chat with pictures and videos over HTTP, by OpenAI's own client."""
 
 import base64
+import copy
 import io
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
 import pytest
+import torch
+from accelerate import cpu_offload
 from listening import client, listening
 from PIL import Image
 
@@ -235,6 +238,27 @@ def test_photographs_are_seen_upright(endpoint):
     url = "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()
     request = endpoint.parse({"messages": about("x", type="image_url", image_url={"url": url})})
     assert request.pictures[0].size == WHITE.size == (60, 40)
+
+
+def test_a_model_may_be_off_loaded(opened, questions):
+    """Between passes accelerate leaves its weights on "meta"."""
+    model, processor = opened
+    away = cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
+    assert away.device.type == "meta"
+    told = []
+    for target in (copy.deepcopy(model), away):
+        with mmaccel.accelerate(target, vlm.VidCom2(keep=0.5)) as session:
+            served = ENDPOINT("tiny-onevision", (target, processor), session)
+            told.append(served.answer([served.parse(_body(questions[0]))])[0]["choices"])
+    assert told[0] == told[1]
+
+
+def test_what_is_transparent_is_seen_white(endpoint):
+    """Ink on a transparent ground would be black on black."""
+    picture = Image.new("RGBA", (60, 40))
+    picture.paste((0, 0, 0, 255), (10, 10, 20, 20))
+    request = endpoint.parse({"messages": about("x", type="image_url", image_url={"url": picture_url(picture)})})
+    assert sorted(request.pictures[0].getcolors()) == [(100, (0, 0, 0)), (2300, (255, 255, 255))]
 
 
 def test_a_stream_that_was_cut_says_so(chat, questions):

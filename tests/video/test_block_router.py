@@ -30,7 +30,9 @@ def brightness(latents):
 
 
 @pytest.mark.parametrize("guided", [False, True])
-@pytest.mark.parametrize("sigmas", [None, [1.0, 0.7, 0.2]])
+@pytest.mark.parametrize(
+    "sigmas", [None, [1.0, 0.7, 0.2], [1.0, 0.7, 0.3, 0.0]], ids=("default", "given", "ending in 0")
+)
 def test_a_draft_of_the_large_models_twin_is_the_plain_video(made, guided, sigmas):
     pipe, *calls = made
     call = {**calls[guided], "sigmas": sigmas, "draft": copy.deepcopy(pipe.transformer)}
@@ -147,6 +149,32 @@ def test_methods_of_other_pipelines_work_on_blocks_too(made):
     with mmaccel.accelerate(pipe, video.EasyCache(threshold=1e6, warmup=1)) as fast:
         fast(**call | {"num_inference_steps": 6})
         assert fast.report.forwards < fast.report.plain_forwards == 18
+
+
+@pytest.mark.parametrize("context", [(), (video.RollingContext(blocks=1, first=0),)], ids=("all", "latest"))
+def test_a_pass_that_fills_keys_and_values_is_no_step(made, context):
+    """Behind a last step that the pipeline leaves out too, since its noise is gone."""
+    pipe, call = made[0], {**made[1], "sigmas": [1.0, 0.7, 0.3, 0.0]}
+    filled, draft = [], call.pop("draft")
+    score = call.pop("score")
+
+    def look(module, given, keywords, output):
+        if keywords["kv_cache_flag"]["is_cache_step"]:
+            filled.append([layer["full_cache"].clone() for layer in output[1].values()])
+
+    handle = pipe.transformer.register_forward_hook(look, with_kwargs=True)
+    try:
+        with mmaccel.accelerate(pipe, *context, video.BlockRouter(tau=-1e9, latents=True)) as fast:
+            fast(**call, draft=draft, score=score)
+            assert not fast.report.warnings and (fast.report.forwards, fast.report.plain_forwards) == (3, 9)
+    finally:
+        handle.remove()
+    assert len(filled) == 2 and all(float(kept.abs().max()) > 0 for layers in filled for kept in layers)
+    assert not any(torch.equal(*layers) for layers in zip(*filled, strict=True))
+    with mmaccel.accelerate(pipe, *context, video.EasyCache(1e6, warmup=1, cooldown=0)) as fast:
+        drawn = fast(**call)[0]
+        assert drawn.isfinite().all() and not fast.report.warnings
+        assert fast.report.details["computed"] == [1.0, 1.0, 0.0] * 3
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 import re
+from pkgutil import iter_modules
 from types import SimpleNamespace
 
 import diffusers
@@ -109,6 +110,48 @@ def test_a_cache_that_is_on_already_is_refused(method):
     pipe.transformer.enable_cache(hooks.FirstBlockCacheConfig())
     with pytest.raises(ConflictError, match=r"FirstBlockCacheConfig enabled already: call .disable_cache\(\)"):
         mmaccel.accelerate(pipe, method)
+
+
+def put_easy_cache_on(denoiser):
+    hooks.HookRegistry.check_if_exists_or_initialize(denoiser).register_hook(video.EasyCacheHook(6), "easy_cache")
+
+
+CACHES = {
+    "enabled": lambda denoiser: denoiser.enable_cache(
+        hooks.MagCacheConfig(mag_ratios=[1.0] * 6, num_inference_steps=6)
+    ),
+    "applied": lambda denoiser: hooks.apply_first_block_cache(denoiser, hooks.FirstBlockCacheConfig(threshold=0.2)),
+    "our own": put_easy_cache_on,
+}
+
+
+@pytest.mark.parametrize("put_on", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize(
+    "method", (video.HeterogeneousSteps(), *METHODS[::2]), ids=lambda method: type(method).__name__
+)
+def test_a_cache_is_refused_however_and_whenever_it_came(method, put_on):
+    pipe, start, call = loop.pipeline(WAN)
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(start, call)
+        put_on(pipe.transformer)
+        before = [list(private.diffusers_hooks(module).items()) for module in pipe.transformer.modules()]
+        with pytest.raises(ConflictError, match="already: call"):
+            fast(start, call)
+    with pytest.raises(ConflictError, match="already: call"):
+        mmaccel.accelerate(pipe, method)
+    assert before == [list(private.diffusers_hooks(module).items()) for module in pipe.transformer.modules()]
+
+
+def test_hooks_are_taken_off_as_the_refusal_says():
+    pipe, start, call = loop.pipeline(WAN)
+    CACHES["applied"](pipe.transformer)
+    with pytest.raises(ConflictError) as error:
+        mmaccel.accelerate(pipe, video.EasyCache())
+    registry = hooks.HookRegistry.check_if_exists_or_initialize(pipe.transformer)
+    for name in re.search("for each of (.*), HookRegistry", str(error.value)).group(1).split(", "):
+        registry.remove_hook(name)
+    with mmaccel.accelerate(pipe, video.EasyCache()) as fast:
+        assert fast(start, call).isfinite().all()
 
 
 @each
@@ -374,6 +417,8 @@ def test_the_private_names_are_there():
     broadcast.initialize_hook(model)
     assert "state" in vars(broadcast) and type(broadcast.state)().cache is None
     assert private.execution_device(pipe) == torch.device("cpu")
+    reusing = {name for _, name, _ in iter_modules(hooks.__path__) if re.search("cache|broadcast", name)}
+    assert {*private.CACHES, "text_kv_cache"} == {*reusing, video.EasyCacheHook.__module__.rpartition(".")[2]}
 
 
 @pytest.mark.parametrize("first", (0, 3))

@@ -8,13 +8,14 @@ from pkgutil import iter_modules
 import diffusers
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.models import transformers, unets
 
 import mmaccel
 from mmaccel.demos.families.models import ABSENT, build, rows
-from mmaccel.demos.families.sampling import pipeline
+from mmaccel.demos.families.sampling import Sampling, pipeline
 from mmaccel.demos.families.table import EXACT, METHODS, TARGET, count_halved, tried
-from mmaccel.errors import MmaccelError
+from mmaccel.errors import MmaccelError, UnsupportedTargetError
 from mmaccel.video.families.families import FAMILIES, layout_of
 from mmaccel.video.heterogeneous.partial import PartialForward
 
@@ -75,7 +76,23 @@ def test_refusals_are_those_of_the_plans():
                 assert label in TABLE[name]["work"], (name, label)
 
 
-@pytest.mark.parametrize("name", [name for name, row in FAMILIES.items() if row.is_divisible])
+PARTIAL = [name for name, row in TABLE.items() if "HeterogeneousSteps(fraction=...)" in row["work"]]
+
+
+def test_last_blocks_that_begin_again_are_given_all_tokens():
+    """Those of the released Motif-Video: what first blocks make of some tokens is not what these are given."""
+    name = "MotifVideoTransformer3DModel"
+    model, _ = build(name)
+    assert {name, *PARTIAL} == {name for name, row in FAMILIES.items() if row.is_divisible} and name not in PARTIAL
+    with ExitStack() as stack, pytest.raises(UnsupportedTargetError, match=f"{name} begin again.*fraction=0"):
+        PartialForward(model, stack)
+    plain = type(model).from_config(model.config, num_decoder_layers=0)
+    for label in ("FirstBlockCache", "MagCache", "HeterogeneousSteps(fraction=...)"):
+        assert "begin again" in TABLE[name]["refused"][label]
+        assert mmaccel.plan(Sampling(FlowMatchEulerDiscreteScheduler(), plain), METHODS[label])
+
+
+@pytest.mark.parametrize("name", PARTIAL)
 def test_tokens_that_are_computed_alone_come_out_as_among_all(name):
     model, inputs = build(name)
     with ExitStack() as stack:

@@ -218,8 +218,13 @@ def grouped(count, **more):
     """A pipeline of four blocks that are off-loaded so many at a time."""
     pipe, arguments = examples.wan_pipeline()
     pipe.transformer.blocks.extend(copy.deepcopy(pipe.transformer.blocks))
-    pipe.transformer.enable_group_offload(CPU, CPU, "block_level", num_blocks_per_group=count, **more)
+    if count:
+        in_groups(pipe, count, **more)
     return pipe, arguments(1, steps=12)
+
+
+def in_groups(pipe, count, **more):
+    pipe.transformer.enable_group_offload(CPU, CPU, "block_level", num_blocks_per_group=count, **more)
 
 
 SKIPPING = (video.BlockCache(1e6, last=1), video.TokenCache(0.5, fractions=(1.0, 0.0, 0.0, 1.0)))
@@ -231,6 +236,12 @@ def test_a_block_that_brings_the_weights_of_others_is_not_left_out(method, tmp_p
     pipe, call = grouped(2)
     with pytest.raises(SettingError, match="num_blocks_per_group=1"):
         mmaccel.accelerate(pipe, method)
+    pipe, call = grouped(None)
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**call)
+        in_groups(pipe, 2)
+        with pytest.raises(SettingError, match="num_blocks_per_group=1"):
+            fast(**call)
     pipe, call = grouped(1)
     expected = fast_run(pipe, call, method)[0]
     pipe, call = grouped(4, offload_to_disk_path=str(tmp_path))

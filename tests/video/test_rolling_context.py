@@ -75,10 +75,12 @@ def test_passes_and_memory_stay_as_they_are_however_long_the_video(made):
     assert {room for _, _, room in passes[-9:]} == {3 * compressed} and passes[0][2] == 11 * compressed
 
 
-def test_a_last_block_of_other_length(made):
+@pytest.mark.parametrize("kind", (list, tuple))  # a tuple as that of the transformer's configuration
+def test_a_last_block_of_other_length(made, kind):
     pipe, call = made
     drawn = call(1, frames=9)
     assert drawn["chunk_partition"] == [2, 2, 2, 2, 1]
+    drawn["chunk_partition"] = kind(drawn["chunk_partition"])
     with mmaccel.accelerate(pipe, video.RollingContext(blocks=2)) as fast:
         assert fast(**drawn)[0].shape == drawn["latents"].shape
         assert fast.report.details["context"]["left out"] == 2

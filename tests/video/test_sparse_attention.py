@@ -326,6 +326,41 @@ def test_compiled_modules_are_refused_where_something_is_changed():
     assert mmaccel.plan(model, SparseAttention(budget=1.0)), "which touches nothing"
 
 
+def test_under_autocast_it_attends_as_torch_does():
+    """The norms of queries and keys leave them in float32, and values are in autocast's type."""
+    attention, report = attention_of(budget=0.9999)
+    query, key, value = torch.randn(3, 1, 2, 256, 24)
+    whole = mmaccel.kernels.BlockPlan.from_mask(torch.ones(1, 1, 4, 4, dtype=torch.bool), q_len=256, kv_len=256)
+    attention._plan = lambda *_: (None, whole)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(F.scaled_dot_product_attention, query, key, value.bfloat16())
+        expected = F.scaled_dot_product_attention(query, key, value.bfloat16())
+    assert found.dtype == expected.dtype == torch.bfloat16 and report.tokens == 256
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.01)
+
+
+def test_pipelines_of_float32_run_under_autocast():
+    pipe, start, call = loop.pipeline("ZImageTransformer2DModel")
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = pipe(start, call)
+        with mmaccel.accelerate(pipe, SparseAttention(min_length=8, always=True)) as fast:
+            found = fast(start, call)
+            assert fast.report.plain_keys and found.isfinite().all() and found.dtype == plain.dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    (("AnyFlowFARTransformer3DModel", {}), ("Kandinsky5Transformer3DModel", {"attention_type": "nabla"})),
+)
+def test_attention_by_masks_of_blocks_is_refused(name, settings):
+    """Which torch's own attention does not read, so that another backend would break the plain pipeline."""
+    model, _ = build(name)
+    masked = type(model).from_config(model.config, **settings)
+    with pytest.raises(UnsupportedTargetError, match=f"{name} attends by masks of blocks.*HeterogeneousSteps"):
+        mmaccel.plan(masked, SparseAttention())
+    assert not settings or mmaccel.plan(model, SparseAttention())
+
+
 BAD = (("policy", "pooled"), ("budget", 0.0), ("budget", 1.5), ("min_length", 0), ("always", 1))
 
 

@@ -1,15 +1,20 @@
 """Questions about one video: how they reach the model, and what a comparison calls and shows."""
 
+import copy
+import importlib.util
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from accelerate import cpu_offload
 from PIL import Image
 from safetensors import SafetensorError
 from transformers import BatchFeature
 
+import mmaccel
+from mmaccel import vlm
 from mmaccel.adapter import find_adapter
 from mmaccel.cli import main as cli
 from mmaccel.demos.families.visual_models import build as visual_model
@@ -119,6 +124,33 @@ def test_questions_are_answered_greedily_and_each_as_alone(parts, frames):
     assert together == alone and seconds > 0 and all(text == text.strip() for text in together)
 
 
+class QwenProcessor(Processor):
+    """One for the tiny Qwen2.5-VL, which sees the same clip whatever it is given, and hears no question."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+
+    def __call__(self, videos, text, return_tensors, padding):
+        call = self.arguments(len(text), len(videos[0]))
+        return BatchFeature({name: value for name, value in call.items() if isinstance(value, torch.Tensor)})
+
+
+def test_a_model_may_be_off_loaded(frames):
+    """Between passes accelerate leaves its weights on "meta", where inputs would lose what they hold."""
+    model, arguments = visual_examples.qwen2_5_vl()
+    processor = QwenProcessor(arguments)
+    away = cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
+    assert away.device.type == "meta"
+    plain, other = (answering.ask(each, processor, frames, QUESTIONS, max_new_tokens=4)[0] for each in (model, away))
+    assert plain == other
+    trial = trial_of((away, processor), frames, QUESTIONS)
+    assert trial.answers(trial.run(away, 0)) == plain
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.4)) as fast:
+        short = answering.ask(fast, processor, frames, QUESTIONS, max_new_tokens=4)[0]
+    with mmaccel.accelerate(away, vlm.VidCom2(keep=0.4)) as fast:
+        assert answering.ask(fast, processor, frames, QUESTIONS, max_new_tokens=4)[0] == short != plain
+
+
 def test_an_empty_question_among_others_is_refused(parts, frames):
     with pytest.raises(PromptError, match="question is empty"):
         answering.prepare(parts[1], frames, ["what moves up?", " "])
@@ -203,6 +235,15 @@ def test_what_cannot_be_loaded_says_why(hub, kind, found, error, says):
         answering.load("org/name")
     assert "\n" not in str(raised.value)
     assert not isinstance(found, Exception) or raised.value.__cause__ is found
+
+
+def test_a_processor_that_needs_something_else_is_not_told_to_need_torchvision(hub, monkeypatch):
+    hub[1]["processor"] = ImportError("Package `num2words` is required")
+    with pytest.raises(MissingExtraError, match="of org/name needs more: pip install torchvision"):
+        answering.load("org/name")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(MissingExtraError, match=r"of org/name needs more \(Package `num2words` is required\)"):
+        answering.load("org/name")
 
 
 def test_an_answer_has_32_tokens_at_most_unless_asked_otherwise(parts, frames):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_readers
 import torch
+from accelerate import cpu_offload
 from PIL import Image
 from transformers import BatchFeature
 
@@ -129,6 +130,21 @@ def test_readers_in_bfloat16_are_given_pictures_in_it(name):
     with mmaccel.accelerate(model, drafting(regions=True)) as fast:
         fast.generate(**given, regions=regions, page=PAGE, processor=Processor(inputs), prompt="read")
         assert fast.report.details["region_passes"] > 1
+
+
+def test_a_reader_may_be_off_loaded():
+    """Between passes accelerate leaves its weights on "meta"."""
+    model, inputs = tiny_readers.READERS["LightOnOcr"]()
+    plain, _ = reading.read(model, Bare(inputs), PAGE, max_new_tokens=NEW)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.device.type == "meta"
+    assert reading.read(model, Bare(inputs), PAGE, max_new_tokens=NEW)[0] == plain
+    regions = regions_like([int(word) for word in plain.split()])
+    with mmaccel.accelerate(model, drafting(regions=True)) as fast:
+        given = call(inputs)
+        found = fast.generate(**given, regions=regions, page=PAGE, processor=Processor(inputs), prompt="read")
+        assert fast.report.details["region_passes"] > 1
+    assert " ".join(map(str, new_of(found, given)[0])) == plain
 
 
 def test_a_processor_without_a_template_writes_its_prompt_itself():
@@ -289,6 +305,7 @@ def test_forms_of_pages():
         assert np.array_equal(np.asarray(pages_of(page)[0]), picture)
     assert [page.size for page in pages_of(np.stack([picture] * 2))] == [(5, 4)] * 2
     assert pages_of([Image.new("L", (3, 2))])[0].mode == "RGB"
+    assert pages_of(Image.new("RGBA", (3, 2)))[0].getcolors() == [(6, (255, 255, 255))], "as processors show it"
 
 
 def test_a_crop_ends_with_the_page():

@@ -140,6 +140,54 @@ def test_tokens_that_a_processor_has_left_out_are_not_missed():
             assert fast.report.engaged and fast.report.plain_visual_tokens == 2 * 64
 
 
+def as_clip(given, frames=6):
+    """A call of Molmo 2 with pictures, as one with clips."""
+    pixels, pooling, grids = (given.pop(name) for name in ("pixel_values", "image_token_pooling", "image_grids"))
+    clips = torch.tensor([[frames, 4, 4]]).repeat(len(grids) // frames, 1)
+    return {**given, "pixel_values_videos": pixels, "video_token_pooling": pooling, "video_grids": clips}
+
+
+def test_frames_of_molmo_are_told_apart():
+    model, call = build("Molmo2ForConditionalGeneration")
+    given = {**as_clip(call(2)), "return_dict_in_generate": True, "output_logits": True}
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, ALL) as fast:
+        assert equal(fast.generate(**given), plain)
+    with mmaccel.accelerate(model, vlm.DyCoke(keep=0.4)) as fast:
+        fast.generate(**given)
+        assert fast.report.warnings == []
+        for kept in vlm.kept(fast):
+            assert kept.sizes.shape == (6, 4, 4) and kept.sizes[0].all(), "the first frame of a window stays"
+
+
+def test_frames_that_cannot_be_told_apart_are_said():
+    """DyCoke, say, would take tokens at even distances instead of those that changed."""
+    model, call = build("VideoLlama3ForConditionalGeneration")
+    thinned, stays = call(1), torch.arange(96) % 3 > 0
+    left = thinned["input_ids"] != VIDEO
+    left[~left] = stays
+    thinned |= {name: thinned[name][left][None] for name in ("input_ids", "attention_mask")}
+    thinned["video_compression_mask"] = stays
+    packed, packed_call = build("MiniCPMV4_6ForConditionalGeneration")
+    pictures = packed_call(1)
+    ids = pictures["input_ids"]
+    clips = {**pictures, "input_ids": ids.masked_fill(ids == IMAGE, VIDEO)}
+    clips["pixel_values_videos"] = clips.pop("pixel_values")
+    clips["target_sizes_videos"] = clips.pop("target_sizes")
+    for target, given, said in (
+        (model, thinned, "left tokens out: use_token_compression=False"),
+        (packed, clips, "does not tell which are of one clip"),
+        (model, call(1), None),
+        (packed, pictures, None),
+    ):
+        for method in (vlm.DyCoke(keep=0.4), vlm.FrameFusion(keep=0.4, layer=4), vlm.FastV(keep=0.4)):
+            with mmaccel.accelerate(target, method) as fast:
+                fast.generate(**given)
+                told = [line for line in fast.report.warnings if "no frames were compared with each other" in line]
+            expected = said is not None and not isinstance(method, vlm.FastV)
+            assert len(told) == expected and all(said in line for line in told)
+
+
 @pytest.mark.parametrize(
     ("name", "types", "value"),
     (

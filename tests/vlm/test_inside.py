@@ -500,6 +500,9 @@ def test_kept_patches_are_drawn_where_they_are(tmp_path):
     frames = [Image.fromarray(np.zeros((64, 64, 3), np.uint8))] * 6
     kept.save(frames, tmp_path / "kept.png")
     picture = np.asarray(Image.open(tmp_path / "kept.png"))
+    read = np.zeros((6, 64, 64, 3), np.uint8)
+    clip = vlm.VideoFrames(read, np.arange(6), np.arange(6.0), 1.0, 6, 6.0, tmp_path / "clip.mp4", "av")
+    assert np.array_equal(np.asarray(kept.picture(clip)), picture)
     for row_, column in ((0, 0), (2, 3)):
         x, y = 256 // 4 * column + 32, 30 + 256 // 4 * row_ + 32
         gone = kept.sizes[0, row_, column] == 0

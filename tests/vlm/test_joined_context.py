@@ -24,6 +24,7 @@ from mmaccel.vlm import CompressKV, HoliTom, JoinedContext, StoredContext, Suffi
 from mmaccel.vlm.context import joined_context
 from mmaccel.vlm.context.parts import Part
 from mmaccel.vlm.context.turning import turned
+from mmaccel.vlm.visual_examples import IMAGE, VIDEO, clip, prompt
 
 LENGTH = 80
 PAGES = [(3, 34), (37, 70)]
@@ -165,6 +166,54 @@ def two_clips(call, order):
     halves = pixels.chunk(2)
     inputs["pixel_values_videos"] = torch.cat([halves[number] for number in order])
     return inputs
+
+
+def joined_logits(joined, model, given, parts):
+    """Those of a prompt whose parts all came from the store."""
+    with mmaccel.accelerate(model, joined) as fast:
+        fast.generate(**given)
+        assert context(fast)["parts"] == parts, fast.report.warnings
+        found = logits(fast, given)
+        assert context(fast)["from_store"] > 0
+    return found
+
+
+def one_layer(name, monkeypatch):
+    """A model whose parts lose nothing by being joined."""
+    row = visual_models.rows()[name]
+    monkeypatch.setitem(row, "text", {**row.get("text", {}), "num_hidden_layers": 1})
+    return visual_models.build(name)
+
+
+@pytest.mark.parametrize("sizes", ([[32, 32], [32, 32]], [[32, 32], [16, 64]]), ids=("alike", "of two sizes"))
+def test_pictures_of_one_prompt_are_joined(joined, sizes, monkeypatch):
+    """LLaVA-OneVision cuts up none that stands beside others, and is told how many a prompt has."""
+    model, _ = one_layer("LlavaOnevisionForConditionalGeneration", monkeypatch)
+    given = {**prompt(1, [IMAGE] * 2 * 65), "max_new_tokens": 4, "do_sample": False}
+    given |= {"pixel_values": clip(2, 1, 32), "image_sizes": torch.tensor(sizes)}
+    given["batch_num_images"] = torch.tensor([2])
+    plain = logits(model, given)
+    torch.testing.assert_close(joined_logits(joined, model, given, 2), plain, atol=1e-3, rtol=1e-3)
+    three = {**given, **prompt(1, [IMAGE] * 3 * 65), "batch_num_images": torch.tensor([3])}
+    three |= {"pixel_values": torch.cat([clip(1, 1, 32, seed=1), given["pixel_values"]])}
+    three["image_sizes"] = torch.tensor([[32, 32], *sizes])
+    with mmaccel.accelerate(model, joined) as fast:
+        found = logits(fast, three)
+        assert context(fast)["parts"] == 3 and context(fast)["from_store"] > 65, "those of the prompt with two"
+    torch.testing.assert_close(found, logits(model, three), atol=1e-3, rtol=1e-3)
+
+
+def test_a_picture_beside_a_clip_is_joined(joined, monkeypatch):
+    """The seconds between frames are of the clip."""
+    model, call = one_layer("Qwen2_5_VLForConditionalGeneration", monkeypatch)
+    given, picture = call(1), torch.tensor([[5, *[IMAGE] * 16, 6]])
+    ids = torch.cat([picture, given["input_ids"]], 1)
+    given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    given["mm_token_type_ids"] = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+    given |= {"pixel_values": given["pixel_values_videos"][:64] + 1, "image_grid_thw": torch.tensor([[1, 8, 8]])}
+    given["second_per_grid_ts"] = torch.tensor([1.5])
+    plain = logits(model, given)
+    torch.testing.assert_close(joined_logits(joined, model, given, 2), plain, atol=1e-3, rtol=1e-3)
 
 
 def test_a_part_at_the_beginning_is_exact(llama, joined, tmp_path):

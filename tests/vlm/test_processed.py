@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import LlavaOnevisionProcessor, LlavaProcessor, PreTrainedTokenizerFast
@@ -81,6 +82,17 @@ def test_qwen3_is_shown_every_frame_at_its_time(qwen):
 def test_frames_without_times_are_shown_too(qwen):
     inputs = processed(qwen, [VIDEO, VIDEO], [list(video(6).frames), video(4)])
     assert inputs["video_grid_thw"].tolist() == [[3, 2, 2], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("mode", ("RGBA", "LA", "L", "P", "1", "CMYK"))
+def test_frames_may_be_pictures_of_any_mode(qwen, mode):
+    """As pictures may, which processors convert; clear ones are white."""
+    clear = (0,) * len(Image.new(mode, (1, 1)).getbands()) if mode.endswith("A") else None
+    picture = Image.new("RGB", (32, 32), "white").convert(mode) if clear is None else Image.new(mode, (32, 32), clear)
+    shown, white = (
+        processed(qwen, [VIDEO], [[each] * 2]) for each in (picture, np.full((32, 32, 3), 255, dtype=np.uint8))
+    )
+    assert torch.equal(shown["pixel_values_videos"], white["pixel_values_videos"])
 
 
 def test_other_processors_are_given_what_they_take():

@@ -290,6 +290,31 @@ def test_animated_pictures(tmp_path, kind):
     assert [int(frame[0, 0, 0]) for frame in video] == [0, 60, 120, 180]
 
 
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    (("clip.gif", "RGBA"), ("ink.webp", "RGBA"), ("ink.png", "RGBA"), ("ink.png", "LA"), ("ink.png", "P")),
+)
+def test_what_is_transparent_is_white(tmp_path, name, mode):
+    """Ink on a transparent ground would be black on black."""
+    pictures = []
+    for left in (4, 12):
+        picture = Image.new("RGBA", (32, 20))
+        picture.paste((0, 0, 0, 255), (left, 4, left + 8, 12))
+        pictures.append(picture.quantize() if mode == "P" else picture.convert(mode))
+    more = {"save_all": True, "append_images": pictures[1:]} if name == "clip.gif" else {}
+    pictures[0].save(tmp_path / name, disposal=2, lossless=True, **more)
+    video = vlm.read_video(tmp_path / name, 2 if more else 1)
+    for frame, left in zip(video, (4, 12), strict=False):
+        assert (frame[4:12, left : left + 8] == 0).all() and int((frame == 255).all(-1).sum()) == 32 * 20 - 64
+
+
+def test_frames_are_iterated_and_indexed_as_arrays(clip):
+    video = vlm.read_video(clip, 5)
+    assert len(video) == len(list(video)) == 5
+    assert np.array_equal(video[1], video.frames[1]) and np.array_equal(video[::2], video.frames[::2])
+    assert np.array_equal(np.stack(list(video)), video.frames)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_only_wanted_frames_are_held(tmp_path, backend, monkeypatch):
     """Of a long clip no more than the frame at hand is alive beside the result."""

@@ -1,11 +1,14 @@
 """Videos that go on: bounded memory, a tower whose reuse is exact where it is complete, the answers of a plain call."""
 
+import copy
 import itertools
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from accelerate import cpu_offload
 from PIL import Image
 from transformers import GenerationConfig
 
@@ -200,6 +203,82 @@ def test_a_picture_is_one_frame_and_several_are_several(parts):
     other.push(clip[:1])
     other.push(clip[1:])
     assert stream.stats.frames == 3 and torch.equal(stream.memory.tokens(), other.memory.tokens())
+
+
+def test_frames_of_a_file_are_pushed_as_they_were_read(parts):
+    model, processor = parts
+    clip, times = frames(3), np.arange(3.0)
+    stream, other = (vlm.VideoStream(model, processor) for _ in range(2))
+    stream.push(vlm.VideoFrames(clip, np.arange(3), times, 1.0, 3, 3.0, Path("clip.mp4"), "av"))
+    other.push(clip)
+    assert stream.stats.frames == 3 and torch.equal(stream.memory.tokens(), other.memory.tokens())
+
+
+@pytest.mark.parametrize("prefill", (False, True), ids=("question while a push is read", "push while a question is"))
+def test_a_push_and_a_question_of_two_threads_take_turns(parts, prefill, monkeypatch):
+    """No frame is read twice by the language model, and none is left out."""
+    model, processor = parts
+    method, clip = vlm.StreamingCompression(keep=0.5, refresh=1.0), frames(6)
+    live, calm = (vlm.VideoStream(model, processor, method, prefill=prefill) for _ in range(2))
+    live.push(clip[:3])
+    calm.push(clip[:3])
+
+    def push():
+        live.push(clip[3:])
+
+    def ask():
+        return asked(live)
+
+    here, there = (ask, push) if prefill else (push, ask)
+    append, others = StreamCache.append, []
+
+    def meanwhile(cache, embeds, numbers):
+        if not others:
+            others.append(pool.submit(there))
+            wait(others, timeout=0.5)  # which is how long it waits if all is well
+        append(cache, embeds, numbers)
+
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(StreamCache, "append", meanwhile)
+        here()
+        others[0].result()
+    calm.push(clip[3:])
+    assert torch.equal(asked(live), asked(calm)) and live._cache.numbers == calm._cache.numbers
+
+
+def test_an_answer_lets_frames_come(parts):
+    """A camera goes on while a long answer is written, about what was there when it was asked for."""
+    model, processor = parts
+    method, clip = vlm.StreamingCompression(keep=0.5, refresh=1.0), frames(6)
+    live, calm = (vlm.VideoStream(model, processor, method) for _ in range(2))
+    live.push(clip[:3])
+    calm.push(clip[:3])
+    scores = []
+
+    def watch(ids, found):
+        scores.append(found.clone())
+        if len(scores) == 1:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(live.push, clip[3:]).result(timeout=60)
+        return found
+
+    live.ask("what moves up?", max_new_tokens=3, logits_processor=[watch])
+    assert live.stats.frames == 6 and torch.equal(torch.stack(scores), asked(calm))
+
+
+@pytest.mark.parametrize("prefill", (False, True))
+def test_a_model_may_be_off_loaded(parts, prefill):
+    """Between passes accelerate leaves its weights on "meta"."""
+    model, processor = parts
+    away = cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
+    assert away.device.type == "meta"
+    streams = [vlm.VideoStream(each, processor, prefill=prefill) for each in (model, away)]
+    for stream in streams:
+        stream.push(frames(3))
+    plain, other = map(asked, streams)
+    assert torch.equal(plain, other)
+    plain, other = (stream.perplexity("what moves up?", "rocket") for stream in streams)
+    assert plain == other
 
 
 class Stacking(OnevisionProcessor):
@@ -583,7 +662,7 @@ def test_a_line_ends_after_the_video_where_the_family_has_it_so(parts, monkeypat
     stream = vlm.VideoStream(model, processor, vlm.StreamingCompression(keep=0.25))
     stream.push(frames(2))
     monkeypatch.setattr(stream.adapter, "line_ends", ends, raising=False)
-    ids, embeds = stream._prompt("what moves up?")
+    ids, embeds, _ = stream._prompt("what moves up?")
     shown = (ids[0] == stream.adapter.token_id("video")).nonzero().flatten()
     assert len(shown) == stream.memory.count + ends and embeds.shape[1] == ids.shape[1]
 

@@ -117,7 +117,7 @@ def _drawn(denoiser: Any, given: dict[str, Any], kept: list[int]) -> dict[str, A
     """What changes in a pass over the next block, where only some of the finished ones are kept."""
     partition = given["chunk_partition"]
     flag = {**given["kv_cache_flag"], "num_cached_chunks": len(kept)}
-    return {"chunk_partition": [partition[block] for block in kept] + partition[-1:], "kv_cache_flag": flag}
+    return {"chunk_partition": [*(partition[block] for block in kept), partition[-1]], "kv_cache_flag": flag}
 
 
 def _remembered(denoiser: Any, given: dict[str, Any], kept: list[int]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from ..families.adapter import (
 )
 from ..families.compiled import AGAIN, refuse_compiled
 from ..families.families import FAMILIES, arguments
+from ..private import masks_blocks
 from .sdpa import intercept_sdpa
 
 BLOCK = 64
@@ -70,7 +71,7 @@ class SparseAttention(DiffusionMethod):
     SettingError
         If a setting is outside its range.
     UnsupportedTargetError
-        If a policy by place is used on a model with an unknown token grid.
+        If a policy by place is used on a model with an unknown token grid, or the model attends by masks of blocks.
 
     Examples
     --------
@@ -114,6 +115,11 @@ class SparseAttention(DiffusionMethod):
                 raise UnsupportedTargetError(
                     f"policy {self.policy!r} needs to know how tokens lie in a video, and {name} is not among"
                     f" {', '.join(PLACED)}: use policy='pooled_top_k'"
+                )
+            if masks_blocks(denoiser):
+                raise UnsupportedTargetError(
+                    f"{name} attends by masks of blocks, which flex attention alone reads: {self.name} would change"
+                    " nothing. Use video.HeterogeneousSteps, which chooses steps"
                 )
             if not self.exact:
                 refuse_compiled(self.name, "use video.HeterogeneousSteps, which chooses steps", *denoiser.modules())
@@ -171,6 +177,9 @@ class _Attention:
         fits = alike and attn_mask is None and not dropout_p and not is_causal and length >= self.method.min_length
         if alike and attn_mask is not None and length >= self.method.min_length:
             self.session.report.warn(f"attention with a mask stayed dense, over {length} tokens")
+        if fits and torch.is_autocast_enabled(query.device.type):  # which comes below, and casts for torch's own alone
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (x.to(dtype) for x in (query, key, value))
         order, plan = self._chosen(query, key, scale) if fits else (None, None)
         if plan is None:
             if alike:

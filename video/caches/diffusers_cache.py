@@ -21,13 +21,14 @@ from mmaccel.stepping.tensors import tensors
 
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.compiled import BLOCKS, refuse_compiled
-from ..families.families import family_of, is_controlled
+from ..families.families import begins_again, family_of, is_controlled
 from ..private import Hooks, forget_registry, has_registry, knows_blocks
 from ..samplers import timestep_of
 from ..steps import Forward
 from .step_cache import CacheStepper, StepCache
 
 UNREGISTERED = "diffusers does not list its blocks"
+BEGINS_AGAIN = "its last blocks begin again at the first tokens, where the hooks lose what was reused"
 UNFOUND = "diffusers finds no attention in its blocks"
 
 
@@ -54,8 +55,12 @@ class DiffusersCache(StepCache):
         return 1
 
     def lacks(self, denoiser: torch.nn.Module) -> str:
-        """Why diffusers' hooks find nothing to work on in a denoiser; empty if they do."""
-        return "" if not self.skips_blocks or knows_blocks(denoiser) else UNREGISTERED
+        """Why diffusers' hooks do not work on a denoiser; empty if they do."""
+        if not self.skips_blocks:
+            return ""
+        if begins_again(denoiser):
+            return BEGINS_AGAIN
+        return "" if knows_blocks(denoiser) else UNREGISTERED
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         """Put the hooks on a denoiser."""

@@ -95,6 +95,10 @@ class DiffusionTransformerAdapter(Adapter):
                 f"{type(pipe).__name__} has not loaded its {absent[0]}: call pipe.load_components() before accelerate()"
             )
 
+    def ends_run(self, given: dict[str, Any]) -> bool:
+        """Whether a pass with these arguments comes behind the last step of a run, and is part of none."""
+        return False
+
     def parts(self) -> list[Any]:
         return list({id(part): part for part in (self.target, *self.denoisers())}.values())
 
@@ -106,6 +110,10 @@ class BlockDiffusionAdapter(DiffusionTransformerAdapter):
     family = "diffusion in blocks"
     kin = "diffusion transformer"
     classes = ("AnyFlowFARPipeline",)
+
+    def ends_run(self, given: dict[str, Any]) -> bool:
+        """As the pass that fills keys and values with a finished block, also where its last step was left out."""
+        return bool((given.get("kv_cache_flag") or {}).get("is_cache_step"))
 
 
 PipelineSession = Session[DiffusionTransformerAdapter]

@@ -170,6 +170,11 @@ def why_indivisible(denoiser: torch.nn.Module) -> str:
     return ""
 
 
+def begins_again(denoiser: torch.nn.Module) -> bool:
+    """Whether its last blocks begin again at the tokens before the first, beside what the others made of them."""
+    return getattr(getattr(denoiser, "config", None), "num_decoder_layers", 0) > 0  # Motif-Video's
+
+
 def layout_of(denoiser: torch.nn.Module, latents: torch.Tensor) -> LatentLayout:
     """The layout of a transformer's tokens in these latents."""
     family = divisible_family(denoiser)

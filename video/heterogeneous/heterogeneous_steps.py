@@ -12,7 +12,7 @@ from mmaccel.method import Advice, is_count, is_number, is_share
 from mmaccel.registry import register
 from mmaccel.stepping.allocation import TARGETS
 
-from ..blocks.token_subset import KINDS, require_divisible
+from ..blocks.token_subset import KINDS
 from ..families.adapter import (
     WHOLE_STEPS,
     DiffusionMethod,
@@ -25,7 +25,7 @@ from ..families.adapter import (
 from ..families.context_parallel import refuse_split
 from ..following import follow
 from ..samplers import is_flow, is_heun, is_repeatable
-from .partial import ADVICE, PartialForward
+from .partial import PartialForward, require_partial
 from .run import HeterogeneousRun
 
 POLICIES = ("refresh", "groups")
@@ -195,7 +195,7 @@ class HeterogeneousSteps(DiffusionMethod):
             refuse_frame_samplers(adapter.target, f"{self.name}(fraction=..., policy={self.policy!r})")
             refuse_split(adapter.denoisers(), f"{self.name}(fraction=..., policy={self.policy!r})")
             for denoiser in adapter.denoisers():
-                require_divisible(denoiser, ADVICE)
+                require_partial(denoiser)
 
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         if self.exact:

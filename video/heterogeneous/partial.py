@@ -12,9 +12,25 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import wrap_forward
 
 from ..blocks.token_subset import Forward, KeysValues, TokenSubset, refuse_perturbed, refuse_skipped, require_divisible
-from ..families.families import bound, is_controlled, layout_of
+from ..families.families import Family, begins_again, bound, is_controlled, layout_of
 
 ADVICE = "pass fraction=0, so that every step computes all tokens or none"
+
+
+def require_partial(denoiser: torch.nn.Module) -> Family:
+    """The family of a transformer of which a pass may compute some tokens, in all blocks the same.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If tokens cannot be computed apart, or the last blocks begin again at all tokens.
+    """
+    family = require_divisible(denoiser, ADVICE)
+    if begins_again(denoiser):
+        raise UnsupportedTargetError(
+            f"the last blocks of {type(denoiser).__name__} begin again at all tokens: {ADVICE}, or use video.TokenCache"
+        )
+    return family
 
 
 class PartialForward:
@@ -40,7 +56,7 @@ class PartialForward:
     """
 
     def __init__(self, denoiser: torch.nn.Module, stack: ExitStack, kv: str = "native") -> None:
-        self.family = require_divisible(denoiser, ADVICE)
+        self.family = require_partial(denoiser)
         blocks = self.family.block_list(denoiser)
         self.denoiser, self.kv = denoiser, kv
         self.keys = KeysValues(len(blocks), kv)

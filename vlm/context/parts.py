@@ -19,6 +19,9 @@ from ..decoder.columns import COLUMNS
 from .prompt import content_names, is_setting, settings_of
 
 KINDS = ("image", "video")
+# Seconds between frames, of which only the rule of positions is told: no call for features takes them.
+TIMES = ("second_per_grid_ts", "second_per_grids", "video_second_per_grid")
+IN_PROMPTS = "batch_num_images"  # of each prompt: LLaVA-OneVision cuts up pictures that stand alone there
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,9 @@ def _of_kind(runs: list[tuple[int, int]], kind: str, given: dict[str, Any]) -> l
     spans = _divided(runs, _weights(runs, given.get(f"{kind}_grid_thw"), given))
     if spans is None:
         return None
+    if isinstance(in_prompts := given.get(IN_PROMPTS), torch.Tensor):
+        # of each picture's own prompt; among three it is what it is beside one other
+        given = {**given, IN_PROMPTS: in_prompts.repeat_interleave(in_prompts).clamp(max=2)}
     pieces = {name: _pieces(value, given.get(f"{kind}_grid_thw"), len(spans)) for name, value in given.items()}
     if None in pieces.values():
         return None
@@ -143,8 +149,9 @@ def _weights(runs: list[tuple[int, int]], grids: Any, given: dict[str, Any]) -> 
     if isinstance(grids, torch.Tensor):
         return list(grids.prod(-1).tolist())
     stacked = next((value for name, value in given.items() if name.startswith("pixel_values")), None)
-    sizes = given.get("image_sizes")
-    alike = sizes is None or len(torch.as_tensor(sizes).unique(dim=0)) == 1
+    sizes, in_prompts = given.get("image_sizes"), given.get(IN_PROMPTS)
+    whole = in_prompts is not None and bool((torch.as_tensor(in_prompts) > 1).all())
+    alike = whole or sizes is None or len(torch.as_tensor(sizes).unique(dim=0)) == 1
     if isinstance(stacked, torch.Tensor) and stacked.ndim == 5 and alike:
         return [1] * len(stacked)  # all of one shape
     return [stop - start for start, stop in runs]  # rows may be tiles: a run is a picture
@@ -183,7 +190,7 @@ def _owners(adapter: Any, name: str, value: Any, kinds: list[str]) -> list[str]:
         return []  # such as features in place of pixels
     calls = {kind: getattr(adapter.model, f"get_{kind}_features", None) for kind in kinds}
     takes = [kind for kind, call in calls.items() if call is not None and name in inspect.signature(call).parameters]
-    found = takes or kinds
+    found = takes or [kind for kind in kinds if kind == "video" or name not in TIMES]
     return found if len(found) == 1 else []
 
 

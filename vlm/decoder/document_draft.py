@@ -13,6 +13,7 @@ from PIL import Image
 from mmaccel.decoding.custom_generate import CustomGenerate
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.generation import Call, DraftedRun, decode
+from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import SettingError, shown
 from mmaccel.method import Advice
 from mmaccel.registry import register
@@ -226,4 +227,5 @@ class Document(Prediction):
 
 def _moved(value: torch.Tensor, model: Any) -> torch.Tensor:
     """An argument on the model's device; pictures in its dtype, as not every tower casts them."""
-    return value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)
+    device = pass_device(model, value)
+    return value.to(device, model.dtype) if value.is_floating_point() else value.to(device)

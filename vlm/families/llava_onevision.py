@@ -7,6 +7,7 @@ import math
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import align_module_device
 from torch.nn.functional import interpolate
 
 from mmaccel.adapter import register_adapter
@@ -33,6 +34,12 @@ class LlavaOnevisionAdapter(VisualAdapter):
         """Rows of patches in the tower."""
         vision = self.target.config.vision_config
         return int(vision.image_size // vision.patch_size)
+
+    @property
+    def newline(self) -> torch.Tensor:
+        """The token that ends a line, `[D]`."""
+        with align_module_device(self.model):  # off-loaded, it is away between passes
+            return self.model.image_newline.detach()
 
     def visuals(
         self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
@@ -96,7 +103,7 @@ class LlavaOnevisionAdapter(VisualAdapter):
 
         `told` are scores and keys `[L', 1 + E]`, newlines left out.
         """
-        ends = (features == self.model.image_newline.to(features)).all(-1)
+        ends = (features == self.newline.to(features)).all(-1)
         base = min(self.side**2, int((~ends).sum()))
         found = [Visual.of_frames(features[:base], (1, self.side, self.side))]
         rest, lines = features[base:], int(ends[base:].sum())

@@ -19,7 +19,7 @@ from mmaccel.errors import UnsupportedTargetError
 
 from ..input.prompt import Prompt
 from ..input.spans import Grid
-from ..input.visual import Visual
+from ..input.visual import UNTOLD, Visual
 from ..pruning.compressor import MANY, Compressor
 from .layout import lay_grids, lay_tiles
 from .rows import ROWS, row_of
@@ -94,8 +94,7 @@ class VisionLanguageAdapter(VisualAdapter):
         ids = prompt_ids(kwargs)
         if kind != "image" or not self.row.tiles or ids is None:
             return None
-        tiles = int((ids == self.token_id(kind)).sum()) // self.cells
-        return [_square(self.cells)] * tiles
+        return [_square(self.cells)] * (int((ids == self.token_id(kind)).sum()) // self.cells)
 
     def clips(self, kind: str, kwargs: dict[str, Any], seen: int = 0) -> list[tuple[int, int]]:
         patches = self._patches(kind, kwargs)
@@ -103,8 +102,8 @@ class VisionLanguageAdapter(VisualAdapter):
             return [(frames, rows * columns) for frames, rows, columns in patches]
         if not self.row.tiles:
             return []
-        tiles = _shown(kwargs[PIXELS[kind]], kind)
-        return [(count, 1) for count in self._counts(kind, tiles, self.cells, kwargs, seen)]
+        counts = self._counts(kind, _shown(kwargs[PIXELS[kind]], kind), self.cells, kwargs, seen)
+        return [(count, 1) for count in counts]
 
     def visuals(
         self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
@@ -138,7 +137,8 @@ class VisionLanguageAdapter(VisualAdapter):
         """Frames, rows and columns of patches where pictures have any size; None where all are alike."""
         if self.row.tiles and self.row.order != "rows":
             return None
-        grid_thw, sizes = kwargs.get(f"{kind}_grid_thw"), kwargs.get("image_sizes")
+        of_molmo = kwargs.get("video_grids") if kind == "video" else None  # in tokens, and no patches
+        grid_thw, sizes = kwargs.get(f"{kind}_grid_thw", of_molmo), kwargs.get("image_sizes")
         if grid_thw is not None:
             return [(t, rows, columns) for t, rows, columns in grid_thw.tolist()]
         if sizes is not None:
@@ -159,7 +159,8 @@ class VisionLanguageAdapter(VisualAdapter):
     def _tiles(self, kind: str, entries: list[torch.Tensor], kwargs: dict[str, Any], seen: int) -> list[Visual]:
         """Pictures or tiles apart, or those that stand in for frames of a video together."""
         if not self.row.tiles:
-            return [Visual.of_frames(part, _square(len(part))) for part in entries]
+            unframed = UNTOLD if kind == "video" else ""
+            return [Visual.of_frames(part, _square(len(part)), unframed=unframed) for part in entries]
         cells = len(entries[0]) if self.stacked else self.cells
         flat = torch.cat(entries)
         if len(flat) % cells:  # said with the placeholders

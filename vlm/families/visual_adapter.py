@@ -10,6 +10,7 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 
 from mmaccel.adapter import Adapter
 from mmaccel.cache.argument import cache_of
@@ -77,8 +78,7 @@ class VisualAdapter(DecoderAdapter):
     @property
     def pixel_arguments(self) -> set[str]:
         """Arguments of `generate` that describe pictures and videos, and are removed once these are encoded."""
-        calls = [getattr(self.model, f"get_{kind}_features", None) for kind in KINDS]
-        calls.append(getattr(self.model, "get_rope_index", None))
+        calls = [getattr(self.model, f"get_{end}", None) for end in ("image_features", "video_features", "rope_index")]
         names = {name for call in calls if call is not None for name in inspect.signature(call).parameters}
         return (names | {MASK, FEATURES}) - {"kwargs", "input_ids", "attention_mask"}
 
@@ -191,7 +191,8 @@ class VisualAdapter(DecoderAdapter):
     @staticmethod
     def _warn(method: Compressor, prompt: Prompt, run: GenerateRun) -> None:
         for visual in itertools.chain(*prompt.visuals.values()):
-            if reason := method.lacks(visual.grid[0], visual.cells):
+            unframed = visual.unframed if method.compares_frames else None
+            for reason in filter(None, (method.lacks(visual.grid[0], visual.cells), unframed)):
                 run.warn(f"{method}: {reason}")
 
     def _new_cuts(self, method: Compressor, prompt: Prompt, run: GenerateRun, kwargs: dict[str, Any]) -> Cuts | None:
@@ -255,12 +256,12 @@ class VisualAdapter(DecoderAdapter):
         encoder = getattr(self.model, f"get_{kind}_features")
         names = inspect.signature(encoder).parameters
         arguments = {name: kwargs[name] for name in names if kwargs.get(name) is not None and name != "kwargs"}
-        watch = method.needs_attention or method.needs_key
-        scoring = self.scoring_layer(kwargs) if watch else None
+        scoring = self.scoring_layer(kwargs) if method.needs_attention or method.needs_key else None
         layers = blocks(self.tower)
         last = next((number for number, layer in enumerate(layers) if scoring in {*layer.modules()}), len(layers))
         clips = self.clips(kind, kwargs, seen)
         with (
+            align_module_device(self.model),  # off-loaded, its own parameters are away between passes
             nullcontext() if scoring is None else probed(scoring, method.needs_key) as probe,
             merging(method, layers, clips, last) as merged,
         ):

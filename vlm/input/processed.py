@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from PIL import Image
 from transformers import ProcessorMixin
 
 from mmaccel.errors import PromptError
+from mmaccel.files.pictures import on_white
 
 from .read_video import VideoFrames
 
@@ -35,12 +37,17 @@ def processed(processor: Any, texts: Sequence[str], videos: Sequence[Any], pictu
             " Qwen/Qwen2.5-VL-3B-Instruct"
         )
     images = [list(pictures)] if pictures and of_transformers else list(pictures)  # nested they belong to one prompt
-    shown = {"images": images, "videos": [list(video) for video in videos]}
+    shown = {"images": images, "videos": [[_frame(each) for each in video] for video in videos]}
     given: dict[str, Any] = {kind: items for kind, items in shown.items() if items}
     if videos and hasattr(processor, "video_processor"):  # some of transformers' choose among frames as in a whole file
         given |= {"do_sample_frames": False, "video_metadata": [_metadata(video) for video in videos]}
     given |= single_bos(processor, texts[0])
     return processor(text=list(texts), return_tensors="pt", padding=True, **given)
+
+
+def _frame(given: Any) -> Any:
+    """A frame as processors take it: pictures in RGB, to which they convert single ones but none of a video."""
+    return on_white(given) if isinstance(given, Image.Image) else given
 
 
 def single_bos(processor: Any, text: str) -> dict[str, bool]:

@@ -30,7 +30,7 @@ BAR_AFTER = 2.0  # seconds of reading until a progress bar appears
 
 @dataclass(frozen=True, eq=False)
 class VideoFrames:
-    """Frames of one video; iterating gives them as arrays.
+    """Frames of one video; iterating gives them as arrays, and indexing one or several.
 
     Attributes
     ----------
@@ -66,6 +66,10 @@ class VideoFrames:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter(self.frames)
+
+    def __getitem__(self, place: int | slice) -> np.ndarray:
+        found: np.ndarray = self.frames[place]
+        return found
 
     def images(self) -> list[Image.Image]:
         """The frames as PIL pictures."""

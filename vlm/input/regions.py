@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from mmaccel.errors import SettingError, shown
+from mmaccel.files.pictures import on_white
 
 WANTED = "a box (left, top, right, bottom) in pixels and its text"
 
@@ -48,7 +49,7 @@ def pages_of(given: Any) -> list[Image.Image]:
 
 def _picture(page: Any) -> Image.Image:
     if isinstance(page, Image.Image):
-        return page.convert("RGB")
+        return on_white(page)
     values = page.numpy(force=True) if isinstance(page, torch.Tensor) else page
     if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.ndim == 3 and values.shape[2] == 3:
         return Image.fromarray(values)

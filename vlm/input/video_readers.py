@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from mmaccel.errors import MissingExtraError, VideoFileError
+from mmaccel.files.pictures import on_white
 
 WHOLE = 0.98  # share of the frames that the header promises: some headers are off by a few
 NUMBERED = ("h264", "hevc")  # in AVI
@@ -237,7 +238,7 @@ class PictureReader:
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         for index in indices:
             self._picture.seek(index)
-            yield np.asarray(self._picture.convert("RGB"))
+            yield np.asarray(on_white(self._picture))
 
     def close(self) -> None:
         self._picture.close()
@@ -268,9 +269,17 @@ def damaged(path: Path, index: int, times: np.ndarray) -> VideoFileError:
     )
 
 
+def _pixels(frame: Any) -> np.ndarray:
+    """A frame of PyAV as uint8 `[H, W, 3]`; FFmpeg would show what is behind transparent parts."""
+    if frame.format.has_palette or any(component.is_alpha for component in frame.format.components):
+        return np.asarray(on_white(Image.fromarray(frame.to_ndarray(format="rgba"))))
+    rgb: np.ndarray = frame.to_ndarray(format="rgb24")
+    return rgb
+
+
 def _upright(frame: Any) -> np.ndarray:
     """A frame of PyAV as uint8 `[H, W, 3]`, turned and mirrored as its display matrix says, by right angles."""
-    picture: np.ndarray = frame.to_ndarray(format="rgb24")
+    picture = _pixels(frame)
     try:
         told = next((data for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
     except ValueError:  # PyAV does not know all kinds of data, such as EXIF, and then tells the angle without mirrors

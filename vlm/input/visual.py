@@ -8,6 +8,10 @@ import torch
 
 from ..pruning.compressed import Compressed
 
+# Why frames cannot be told apart: on MiniCPM-V, and on VideoLLaMA 3.
+UNTOLD = "no frames were compared with each other, since the processor does not tell which are of one clip"
+THINNED = "no frames were compared with each other, since the processor left tokens out: use_token_compression=False"
+
 
 @dataclass
 class Visual:
@@ -29,6 +33,8 @@ class Visual:
         The frames that are present; features of others have no meaning. None for all.
     extra
         Further features of each token `[L, D]`, such as those that Qwen3-VL adds in its first layers.
+    unframed
+        Why the frames of this clip cannot be told apart; empty if they can.
     """
 
     features: torch.Tensor
@@ -38,13 +44,14 @@ class Visual:
     key: torch.Tensor | None = None
     present: torch.Tensor | None = None
     extra: tuple[torch.Tensor, ...] = ()
+    unframed: str = ""
 
     @classmethod
-    def of_frames(cls, features: torch.Tensor, grid: tuple[int, int, int], ends: int = 0) -> Visual:
+    def of_frames(cls, features: torch.Tensor, grid: tuple[int, int, int], ends: int = 0, unframed: str = "") -> Visual:
         """The visual of features `[F * N + ends, D]`, of which the last `ends` show nothing."""
         shows = torch.ones(len(features), dtype=torch.bool, device=features.device)
         shows[len(features) - ends :] = False
-        return cls(features, grid, shows)
+        return cls(features, grid, shows, unframed=unframed)
 
     def hear(self, told: torch.Tensor) -> None:
         """Note the score of each token that shows something and, if it is told, its key, `[F * N, 1 + E]`."""
@@ -57,13 +64,15 @@ class Visual:
             None if part is None else part.to(device) for part in (self.scores, self.key, self.present)
         )
         extra = tuple(part.to(device) for part in self.extra)
-        return Visual(self.features.to(device), self.grid, self.shows.to(device), scores, key, present, extra)
+        features, shows = self.features.to(device), self.shows.to(device)
+        return Visual(features, self.grid, shows, scores, key, present, extra, self.unframed)
 
     def only(self, stays: torch.Tensor) -> Visual:
         """Those of its tokens that stay, bool `[L]`, in one line since they fill no grid; all must show something."""
         scores, key = (None if part is None else part.flatten(0, 1)[stays][None] for part in (self.scores, self.key))
+        unframed = THINNED if self.grid[0] > 1 else ""
         grid, extra = (1, 1, int(stays.sum())), tuple(part[stays] for part in self.extra)
-        return Visual(self.features[stays], grid, self.shows[stays], scores, key, extra=extra)
+        return Visual(self.features[stays], grid, self.shows[stays], scores, key, extra=extra, unframed=unframed)
 
     @property
     def frames(self) -> torch.Tensor:
@@ -91,7 +100,7 @@ class Visual:
         order = stays.nonzero().squeeze(1)
         order[self.shows[stays]] = tokens
         extra = tuple(part[order] for part in self.extra)
-        return Visual(features, self.grid, self.shows[stays], extra=extra), order
+        return Visual(features, self.grid, self.shows[stays], extra=extra, unframed=self.unframed), order
 
     def _line_ends(self, stays: torch.Tensor) -> torch.Tensor:
         """Ends of lines that still have a token, bool `[L]`."""

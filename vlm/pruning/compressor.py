@@ -40,6 +40,8 @@ class Compressor(DecoderMethod):
         Whether it needs `scores`: the attention that each token receives in the vision tower.
     needs_key
         Whether it needs `key`, the attention keys of the vision tower.
+    compares_frames
+        Whether what it keeps of a frame depends on other frames of the clip.
     """
 
     keep: float | None = 0.25
@@ -53,6 +55,7 @@ class Compressor(DecoderMethod):
     decodes: ClassVar[bool] = False
     needs_attention: ClassVar[bool] = False
     needs_key: ClassVar[bool] = False
+    compares_frames: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._check_share("keep", of="the visual tokens", least=1, example=256)

@@ -66,6 +66,7 @@ class DyCoke(Compressor):
         "The tower still sees everything, which is most of the time in a small model.",
         "keep=0.15",
     )
+    compares_frames: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -89,6 +89,7 @@ class EarlyTom(Compressor):
     )
     excludes: ClassVar[frozenset[str]] = CACHE_METHODS
     needs_attention: ClassVar[bool] = True
+    compares_frames: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -78,6 +78,7 @@ class FastVID(Compressor):
         "Small things between its anchors, which the questions of the small model ask for.",
     )
     needs_attention: ClassVar[bool] = True
+    compares_frames: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,6 +64,7 @@ class FrameFusion(Compressor):
     )
     excludes: ClassVar[frozenset[str]] = CACHE_METHODS
     engaging: ClassVar[dict[str, Any]] = {"keep": 0.25, "layer": 2}
+    compares_frames: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

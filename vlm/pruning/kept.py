@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from mmaccel.errors import SettingError
-from mmaccel.files.pictures import SMALLEST, headed, sheet
+from mmaccel.files.pictures import SMALLEST, headed, on_white, sheet
 from mmaccel.session import Session
 
 FRAMES_A_ROW = 8
@@ -18,7 +18,7 @@ GONE, MERGED = 0.72, (255, 140, 0)  # share of white over what is gone; outline 
 
 
 class Kept:
-    """What was left of one video or picture.
+    """What was left of one video or picture, or of a part of a picture; see :func:`kept`.
 
     Attributes
     ----------
@@ -69,6 +69,9 @@ class Kept:
 def kept(session: Session) -> list[Kept]:
     """What the last call of a session left of each video and picture, in the order of the prompt.
 
+    Where a model cuts a picture up, there is one for each tile (InternVL), or one for the whole picture and one for the
+    enlarged one behind it (LLaVA); tiles of SmolVLM are the frames of one.
+
     Raises
     ------
     SettingError
@@ -105,7 +108,7 @@ def _hide_cut(found: list[torch.Tensor], prompt: Any, columns: torch.Tensor, rea
 
 def _marked(frame: Any, sizes: torch.Tensor) -> Image.Image:
     picture = frame if isinstance(frame, Image.Image) else Image.fromarray(np.asarray(frame))
-    picture = picture.convert("RGB").resize((SMALLEST, SMALLEST), Image.Resampling.BICUBIC)
+    picture = on_white(picture).resize((SMALLEST, SMALLEST), Image.Resampling.BICUBIC)
     gone = Image.fromarray(((sizes == 0).numpy() * round(255 * GONE)).astype(np.uint8))
     picture.paste((255, 255, 255), mask=gone.resize(picture.size, Image.Resampling.NEAREST))
     draw = ImageDraw.Draw(picture)

@@ -66,6 +66,7 @@ class VidCom2(Compressor):
         "Models whose tower gives no attention, or runs compiled.",
         "It goes by what is unusual, and that need not be what is asked for.",
     )
+    compares_frames: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ from mmaccel.errors import PromptError, SettingError
 from mmaccel.method import is_count, is_number
 
 from ..input.arguments import GUESSING
+from ..input.read_video import VideoFrames
 from .response_gate import ResponseGate
 from .streaming_compression import StreamingCompression
 
@@ -55,6 +56,20 @@ def check_answer(model: Any, more: dict[str, Any]) -> None:
             raise SettingError(f"{name}: a stream is read as embeddings, and this takes token ids: leave it out")
 
 
+def check_question(question: Any) -> None:
+    """Refuse what is no question.
+
+    Raises
+    ------
+    PromptError
+        Says what to ask.
+    """
+    if not isinstance(question, str):
+        raise PromptError(f"question={question!r}: ask one question, such as 'what moves up?'")
+    if not question.strip():
+        raise PromptError("the question is empty: ask something about the video, such as 'what moves up?'")
+
+
 def size_of(frame: Any) -> tuple[int, int]:
     """Rows and columns of a picture or array."""
     rows, columns = frame.size[::-1] if isinstance(frame, Image.Image) else frame.shape[:2]
@@ -69,7 +84,7 @@ def frames_of(pushed: Any) -> list[Any]:
     PromptError
         If something else is among them.
     """
-    is_several = isinstance(pushed, Sequence) or getattr(pushed, "ndim", 3) == 4
+    is_several = isinstance(pushed, Sequence | VideoFrames) or getattr(pushed, "ndim", 3) == 4
     frames = list(pushed) if is_several else [pushed]
     for number, frame in enumerate(frames):
         _check_frame(frame, number)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
+from transformers import DynamicCache
 
 from mmaccel.adapter import find_adapter
 from mmaccel.cache.argument import cached
+from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import PromptError, UnsupportedTargetError, unknown_name
 from mmaccel.locks import lock_of
 
@@ -18,7 +21,7 @@ from ..answering import prepare
 from ..decoder.generation import copies
 from ..families.llava_onevision import LlavaOnevisionAdapter
 from ..input.processed import single_bos
-from .checks import check_answer, check_settings, frames_of, size_of
+from .checks import check_answer, check_question, check_settings, frames_of, size_of
 from .response_gate import ResponseGate
 from .stats import VideoStreamStats
 from .stream_cache import HEAD, StreamCache
@@ -35,7 +38,8 @@ class VideoStream:
     """Take in frames one by one or in chunks, and answer questions about what was seen so far; lossy.
 
     Each frame is pruned against the past as it comes (STC, 2025), in a vision tower that reuses what it computed of
-    similar frames. Memory and the length of a prompt are bounded, however long the stream.
+    similar frames. Memory and the length of a prompt are bounded, however long the stream. One thread may push while
+    another asks: an answer is about the frames that were there when it was asked.
 
     Parameters
     ----------
@@ -105,6 +109,7 @@ class VideoStream:
         self.prefill, self.reread = prefill, reread
         self._cache = self._new_cache()
         self._waiting: list[FrameTokens] = []  # frames that the cache does not have yet
+        self._lock = threading.RLock()  # of memory, cache and what waits between them
 
     def _new_cache(self) -> StreamCache:
         return StreamCache(self.model.get_decoder(), self.adapter.text_config, evicts=not self.prefill)
@@ -117,13 +122,15 @@ class VideoStream:
 
     def close(self) -> None:
         """Forget all frames and answers; the counts of frames and seconds go on."""
-        self.memory = TokenMemory(self.memory.limit, self.memory.policy)
-        self.history, self._cache, self._waiting = History(), self._new_cache(), []
-        self._watched = "", ""
-        self.gate.reset()
-        self.stats.remembered = self.stats.tokens = self.stats.memory_bytes = 0
+        with self._lock:
+            self.memory = TokenMemory(self.memory.limit, self.memory.policy)
+            self.history, self._cache, self._waiting = History(), self._new_cache(), []
+            self._watched = "", ""
+            self.gate.reset()
+            self.stats.remembered = self.stats.tokens = self.stats.memory_bytes = 0
         if self._tower is not None:
-            self._tower.reset()
+            with lock_of(self.model):
+                self._tower.reset()
 
     def push(self, frames: Any) -> None:
         """Take in a frame or a chunk of consecutive frames.
@@ -131,7 +138,8 @@ class VideoStream:
         Parameters
         ----------
         frames
-            A picture, a uint8 array `[H, W, 3]`, or several of them, also of different sizes.
+            A picture, a uint8 array `[H, W, 3]`, or several of them, also of different sizes, or
+            :class:`~mmaccel.vlm.VideoFrames`.
 
         Raises
         ------
@@ -152,7 +160,7 @@ class VideoStream:
     @torch.no_grad()
     def features(self, pixels: torch.Tensor) -> torch.Tensor:
         """What the tower makes of them, `[F, N, D]`: what :meth:`push` does next, chunk by chunk, in any thread."""
-        pixels = pixels.to(self.model.device, self.model.dtype)
+        pixels = pixels.to(pass_device(self.model, pixels), self.model.dtype)
         plain = nullcontext(list(range(pixels.shape[1])))
         with lock_of(self.model), self._tower.chunk(pixels.shape[1]) if self._tower else plain as order:
             (visual,) = self.adapter.encode("video", self.method, {"pixel_values_videos": pixels[:, order]})
@@ -160,15 +168,16 @@ class VideoStream:
 
     def push_features(self, frames: torch.Tensor) -> None:
         """Take in what :meth:`features` made of them, and let the language model read it."""
-        for features in frames:
-            self._remember(features)
-            if not self.prefill and sum(len(frame.tokens) for frame in self._waiting) >= AT_ONCE:
+        with self._lock:
+            for features in frames:
+                self._remember(features)
+                if not self.prefill and sum(len(frame.tokens) for frame in self._waiting) >= AT_ONCE:
+                    self._read()
+            if self.prefill:
+                self._cache, self._waiting = self._new_cache(), list(self.memory.frames)
+            else:
                 self._read()
-        if self.prefill:
-            self._cache, self._waiting = self._new_cache(), list(self.memory.frames)
-        else:
-            self._read()
-        self._count(frames.shape[0] * frames.shape[1])
+            self._count(frames.shape[0] * frames.shape[1])
 
     def _remember(self, features: torch.Tensor) -> None:
         kept, novelty = self.history.take(features, self.method.count(len(features)))
@@ -218,18 +227,15 @@ class VideoStream:
         """
         check_answer(self.model, more)
         config = more.get("generation_config")
-        ids, embeds = self._prompt(question)
-        self._read()
+        ids, embeds, cache = self._prompt(question)
         bounded = config is not None and (config.max_new_tokens or config.max_length)
         if max_new_tokens is None and not bounded:
             max_new_tokens = LONGEST
         length = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
         more = {**({} if config else {"do_sample": False}), **length, **more}
-        mask, cache = torch.ones_like(ids), self._cache.read()
-        if len(self._cache):
-            cache.batch_repeat_interleave(copies(self.model, more))
+        cache.batch_repeat_interleave(copies(self.model, more))
+        mask = torch.ones_like(ids)
         tokens = self.model.generate(input_ids=ids, inputs_embeds=embeds, attention_mask=mask, **cached(cache), **more)
-        self.stats.memory_bytes = self.memory.nbytes() + self._cache.nbytes()
         return str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
 
     def has_news(self, question: str, answer: str) -> bool:
@@ -253,14 +259,13 @@ class VideoStream:
     @torch.no_grad()
     def perplexity(self, question: str, answer: str) -> float:
         """How little the model expects an answer, now: ``exp`` of the mean loss of its tokens."""
-        ids, embeds = self._prompt(question)
-        self._read()
+        ids, embeds, cache = self._prompt(question)
         words = self.processor.tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids.to(ids)
         if not words.shape[1]:
             raise PromptError("the answer is empty: give what stream.ask returned")
         both = torch.cat([embeds, self.model.get_input_embeddings()(words)], 1)
-        known = len(self._cache)
-        output = self.model(inputs_embeds=both[:, known:], **cached(self._cache.read()))
+        known = cache.get_seq_length()
+        output = self.model(inputs_embeds=both[:, known:], **cached(cache))
         logits = output.logits[0, ids.shape[1] - 1 - known : -1]
         return float(torch.nn.functional.cross_entropy(logits.float(), words[0]).exp())
 
@@ -269,25 +274,27 @@ class VideoStream:
         content = [{"type": "video"}, {"type": "text", "text": question}]
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         single = single_bos(self.processor, text)
-        ids = self.processor.tokenizer(text, return_tensors="pt", **single).input_ids.to(self.model.device)
+        ids = self.processor.tokenizer(text, return_tensors="pt", **single).input_ids
+        ids = ids.to(pass_device(self.model, ids))
         places = (ids[0] == self.adapter.token_id("video")).nonzero().squeeze(1)
         if len(places) != 1:
             raise PromptError(f"the chat template makes {len(places)} video placeholders of one video: it must be one")
         at = int(places[0])
         return ids[:, :at], ids[:, at + 1 :]
 
-    def _prompt(self, question: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids `[1, L]` of the conversation, and their embeddings with the memory as video."""
-        if not self.memory.frames:
-            raise PromptError("the stream has no frames yet: push one before you ask")
-        if not isinstance(question, str):
-            raise PromptError(f"question={question!r}: ask one question, such as 'what moves up?'")
-        if not question.strip():
-            raise PromptError("the question is empty: ask something about the video, such as 'what moves up?'")
+    def _prompt(self, question: str) -> tuple[torch.Tensor, torch.Tensor, DynamicCache]:
+        """Token ids `[1, L]` of the conversation, its embeddings, and a cache of what was read of it; of one moment."""
+        with self._lock:
+            if not self.memory.frames:
+                raise PromptError("the stream has no frames yet: push one before you ask")
+            check_question(question)
+            self._read()
+            tokens, cache = self.memory.tokens(), self._cache.read()
+            self.stats.memory_bytes = self.memory.nbytes() + self._cache.nbytes()
         head, tail = self._words(question)
         embed = self.model.get_input_embeddings()
-        tokens = self.memory.tokens()
         if self.adapter.line_ends:
-            tokens = torch.cat([tokens, self.model.model.image_newline[None].to(tokens)])
+            tokens = torch.cat([tokens, self.adapter.newline[None].to(tokens)])
         embeds = torch.cat([embed(head), tokens[None].to(self.model.dtype), embed(tail)], 1)
-        return torch.cat([head, head.new_full((1, len(tokens)), self.adapter.token_id("video")), tail], 1), embeds
+        ids = torch.cat([head, head.new_full((1, len(tokens)), self.adapter.token_id("video")), tail], 1)
+        return ids, embeds, cache

@@ -140,14 +140,12 @@ def canvas_code(request: CanvasRequest, models: Models) -> str:
     call = f"**inputs, gen_length={request.gen_length}, threshold={request.threshold:g}"
     plain = ["    with fast.baseline() as plain:  # measures the plain pipeline", f"        plain({call})"]
     return _joined(
-        *_imports(
-            request.choice, "import numpy as np", *_torch(models), "from PIL import Image, ImageOps", parts=["zoo"]
-        ),
+        *_imports(request.choice, *_torch(models), "from PIL import Image, ImageOps", parts=["zoo"]),
         "",
         f"pipe, processor = zoo.load({request.choice.model!r})",
         *_moved("pipe.model", models),
-        f'picture = np.asarray(ImageOps.exif_transpose(Image.open({request.file!r})).convert("RGB"))',
-        f"inputs = processor(videos=[picture[None]], text={request.question!r})",
+        f"picture = ImageOps.exif_transpose(Image.open({request.file!r}))",
+        f"inputs = processor(videos=[[picture]], text={request.question!r})",
         f"with mmaccel.accelerate(pipe, {request.choice.python()}) as fast:",
         *(plain if request.compare else []),
         f"    print(fast({call}).texts[0])",
