@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 UNMEASURED = "not measured: run the target once within `with session.baseline():`"
+UNTIMED = "not measured: only a whole call of the session is"
 
 
 SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "visual_tokens", "plain_visual_tokens", "tokens")
@@ -35,7 +36,7 @@ class Report:
     tokens : int
         Tokens of the result, over the whole batch.
     wall_seconds : float
-        Measured time of the run; 0 before the first.
+        Measured time of the run; 0 before the first, and of a call of the target itself.
     baseline_seconds : float or None
         Measured time of the same target without methods; None until :meth:`Session.baseline` was used.
     peak_extra_bytes : int
@@ -116,7 +117,7 @@ class Report:
 
     def _figures(self) -> list[str]:
         lines = [f"{', '.join(self.methods)}: {'exact' if self.exact else 'lossy'}"]
-        if not self.wall_seconds:
+        if not self.wall_seconds and self.work_ratio is None:
             return [*lines, "  no run yet"]
         if self.plain_forwards:
             fewer = self.plain_forwards / (self.forwards or 1)
@@ -128,9 +129,12 @@ class Report:
         if self.plain_keys:
             share = self.keys / self.plain_keys
             lines.append(f"  keys        {self.keys} attended to instead of {self.plain_keys}, {share:.1%}")
-        lines.append(f"  wall time   {self.wall_seconds:.2f} s measured")
+        return [*lines, *self._times(), f"  memory      {self.peak_extra_bytes / 2**20:.1f} MiB extra, counted"]
+
+    def _times(self) -> list[str]:
+        if not self.wall_seconds:  # a call of the target itself, or one that did not come to its end
+            return [f"  wall time   {UNTIMED}"]
+        gain = UNMEASURED
         if self.speedup is not None:
-            lines.append(f"  speed-up    {self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured")
-        else:
-            lines.append(f"  speed-up    {UNMEASURED}")
-        return [*lines, f"  memory      {self.peak_extra_bytes / 2**20:.1f} MiB extra, counted"]
+            gain = f"{self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured"
+        return [f"  wall time   {self.wall_seconds:.2f} s measured", f"  speed-up    {gain}"]

@@ -13,12 +13,14 @@ from PIL import Image
 
 from mmaccel.errors import MissingExtraError, SettingError
 from mmaccel.files.clips import Clip
+from mmaccel.stepping.tensors import tensors
 
 NOT_FINITE = -100.0  # dB: a number that JSON and plots can hold, as far below as equal outputs are above
+NAME_IT = "name what is to be compared among the arguments, such as output='images' or output='videos'"
 
 
 def drawn(output: Any) -> Any:
-    """What a pipeline returned to look at: the first of its outputs, or as it stands what a modular one was asked for.
+    """What a pipeline returned to look at: the first of its outputs, or of the names that a modular one was asked for.
 
     Raises
     ------
@@ -26,12 +28,26 @@ def drawn(output: Any) -> Any:
         If there is nothing to look at, as where a modular pipeline returns all its state.
     """
     found = output[0] if isinstance(output, tuple | BaseOutput) else output
-    if not isinstance(found, torch.Tensor | np.ndarray | Image.Image | list | tuple | dict):
-        raise SettingError(
-            f"the pipeline returned a {type(found).__name__} and no pictures: name what is to be compared among the"
-            " arguments, such as output='images' or output='videos'"
-        )
+    if isinstance(found, dict):
+        found = next(iter(found.values()), None)
+    if not isinstance(found, torch.Tensor | np.ndarray | Image.Image | list | tuple):
+        raise SettingError(f"the pipeline returned a {type(found).__name__} and no pictures: {NAME_IT}")
     return found
+
+
+def as_tensor(output: Any) -> torch.Tensor:
+    """What a pipeline drew (pictures, arrays or latents, in its own structure) as one float tensor, but no sound."""
+    return torch.cat([x.float().flatten() for x in tensors(_arrays(drawn(output)))])
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, Image.Image):
+        return torch.from_numpy(np.asarray(value).copy()) / 255
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, list | tuple):
+        return [_arrays(item) for item in value]
+    return value
 
 
 def decoded(vae: Any, latents: torch.Tensor) -> torch.Tensor:

@@ -42,17 +42,14 @@ def step_names(cls: Any) -> tuple[str, ...]:
     return next((names for names in named if set(STEPPED) <= set(names)), STEPPED)
 
 
-def made_steps(pipe: Any, given_end: Any = None) -> int:
-    """Steps of its scheduler that a pipeline makes: fewer where another one, such as a refiner, is to end the run.
-
-    A pipeline that does not keep its `denoising_end` was given `given_end`.
-    """
-    times, end = pipe.scheduler.timesteps, getattr(pipe, "denoising_end", given_end)
-    if is_ancestral_flow(pipe.scheduler):  # whose last timestep is where the last step ends
+def made_steps(scheduler: Any, end: Any = None) -> int:
+    """Steps of a scheduler that a pipeline makes: fewer where another one, such as a refiner, is to `end` the run."""
+    times = scheduler.timesteps
+    if is_ancestral_flow(scheduler):  # whose last timestep is where the last step ends
         return len(times) - 1
     if not isinstance(end, float) or not 0 < end < 1:
         return len(times)
-    trained = pipe.scheduler.config.num_train_timesteps
+    trained = scheduler.config.num_train_timesteps
     return int((times >= round(trained - end * trained)).sum())
 
 
@@ -68,14 +65,20 @@ def levels_of(scheduler: Any) -> list[float]:
     return [*(float(t) / (1 if is_share else trained) for t in timesteps), 0.0]
 
 
-def asked_steps(pipe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """Steps that a call of a pipeline asks for, or inf where its arguments do not tell; a strength leaves some out."""
+def given_to(pipe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a pipeline by name, with its defaults."""
     call = inspect.signature(pipe.__call__).parameters
     usual = {name: one.default for name, one in call.items() if one.default is not one.empty}
-    given = {**usual, **dict(zip(call, args, strict=False)), **kwargs}
+    return {**usual, **dict(zip(call, args, strict=False)), **kwargs}
+
+
+def asked_steps(pipe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Steps that a call of a pipeline asks for, or inf where its arguments do not tell; a strength leaves some out."""
+    given = given_to(pipe, args, kwargs)
     lists = [given[name] for name in ("timesteps", "sigmas") if given.get(name) is not None]
     steps = len(lists[0]) if lists else given.get("num_inference_steps")
-    return steps * (given.get("strength") or 1.0) if isinstance(steps, int | float) else math.inf
+    share = given.get("denoise_strength", given.get("strength"))  # LTX's strength tells how firmly pictures are held
+    return steps * (share or 1.0) if isinstance(steps, int | float) else math.inf
 
 
 def timestep_of(scheduler: Any, run: SamplerRun) -> float:

@@ -21,6 +21,7 @@ from mmaccel.errors import ActiveSessionError
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.stepping.branches import MOST_BRANCHES, Branches
 from mmaccel.stepping.run import SamplerRun
+from mmaccel.stepping.tensors import change_of_shapes
 
 from .families.adapter import END, IN_CALLBACK, PipelineSession
 from .families.compiled import AGAIN, refuse_compiled_later
@@ -114,20 +115,20 @@ class RunFollower:
     def begin(self) -> None:
         """Begin a run of the steps that the scheduler has now."""
         self.timestep, self.branches = math.nan, Branches()
-        levels = levels_of(self.scheduler)
-        levels = levels[: made_steps(self.session.target, self.session.memory.get(END)) + 1]
+        given = self.session.memory.get(END) if self.is_called else None  # to a pipeline that does not keep it
+        levels = levels_of(self.scheduler)[: made_steps(self.scheduler, getattr(self.session.target, END, given)) + 1]
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         """A pipeline closes its progress bar however its loop ends, and with it the run that was in the middle."""
         bar, stack = original(*args, **kwargs), ExitStack()
         handled = sys.exc_info()[1]  # of the caller
-        run = None if self.stepper is None else weakref.ref(self.stepper)
+        run = None if self.stepper is None else weakref.ref(self.stepper.run)
 
         def close(original: Forward) -> None:
             stack.close()
             original()
-            if run is not None and self.stepper is run():
+            if run is not None and self.stepper is not None and self.stepper.run is run():
                 self.end_early(broken=sys.exc_info()[1] is not handled)
 
         if hasattr(bar, "close"):
@@ -152,8 +153,8 @@ class RunFollower:
             return original(*args, **kwargs)
         run = self.stepper.run
         is_first = run.branch < 0
-        if run.step == 0 and is_first and not run.frames:  # image-to-image starts further down
-            run.step = first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep"))
+        if run.step == 0 and is_first and not run.frames:
+            self.start(run, first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep")))
         if not is_first and self.branches.count == MOST_BRANCHES:
             self.is_full = True
             self.drop()
@@ -168,16 +169,23 @@ class RunFollower:
             self.drop()
             raise
 
+    def start(self, run: SamplerRun, step: int) -> None:
+        """Start at a step, further down in image-to-image; in another pipeline's run no `denoising_end` is known."""
+        levels = levels_of(self.scheduler)[: made_steps(self.scheduler) + 1]
+        if step and not self.is_called and len(run.levels) < len(levels):
+            run.steps, run.levels = len(levels) - 1, levels
+            self.drop()
+            self.stepper = self.make(run)
+        run.step = step
+
     def begin_again_if_resized(self, shapes: list[torch.Size]) -> None:
         """Start over where a callback enlarged the latents, or guidance no longer doubles the batch."""
         assert self.stepper is not None
         run = self.stepper.run
         before = self.shapes.get(run.expert, shapes)
         if before != shapes:
-            self.stepper.warn(
-                f"in step {run.step} {_change(before, shapes)}: nothing that was kept fits them, and the method starts"
-                " over"
-            )
+            told = change_of_shapes(before, shapes)
+            self.stepper.warn(f"in step {run.step} {told}: nothing that was kept fits them, and the method starts over")
             self.drop()
             self.stepper = self.make(run)
         self.shapes[run.expert] = shapes
@@ -278,14 +286,6 @@ class RunFollower:
         if self.is_full and self.steps:
             return f"{name} makes more than {MOST_BRANCHES} passes in a step"
         return f"{name} does not step pipe.scheduler"
-
-
-def _change(before: list[torch.Size], after: list[torch.Size]) -> str:
-    """How the latents of a pass differ from those of an earlier one: in their number, or else in a shape."""
-    if len(before) != len(after):  # as lists do, with an entry for each row of a batch
-        return f"{len(before)} latents became {len(after)}"
-    old, new = next((old, new) for old, new in zip(before, after, strict=True) if old != new)
-    return f"latents of {list(old)} became {list(new)}"
 
 
 def count_forwards(stepper: Stepper, done: float) -> None:

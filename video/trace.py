@@ -83,13 +83,14 @@ class Trace:
         from matplotlib.figure import Figure
 
         frames = self.heat_map()
-        frames = frames[torch.linspace(0, len(frames) - 1, min(len(frames), MOST_FRAMES)).round().long()]
+        chosen = torch.linspace(0, len(frames) - 1, min(len(frames), MOST_FRAMES)).round().long()
+        frames = frames[chosen]
         figure = Figure(figsize=(10, 4.6), layout="constrained")
         places = figure.add_gridspec(2, len(frames), height_ratios=(3, 2))
         self._draw_steps(figure.add_subplot(places[0, :]))
         maps = [figure.add_subplot(places[1, i]) for i in range(len(frames))]
         low, high = int(frames.min()), max(int(frames.max()), int(frames.min()) + 1)
-        for number, (axes, frame) in enumerate(zip(maps, frames, strict=True)):
+        for number, axes, frame in zip(chosen.tolist(), maps, frames, strict=True):
             axes.imshow(frame, vmin=low, vmax=high, cmap="magma")
             axes.set(xticks=[], yticks=[])
             axes.set_title(f"frame {number}", fontsize=8)

@@ -1,7 +1,8 @@
 """Which steps are answered from memory: one decision per step, one state per branch.
 
-The first forward pass of a step decides, and the step's other guidance branches follow, so that guidance never mixes a
-computed prediction with a remembered one. What is remembered is kept for each branch and each expert.
+The first forward pass of a step decides, and the step's other guidance branches follow, so that guidance does not mix a
+computed prediction with a remembered one. Only a branch that begins within a reused step is computed beside one; then
+all are computed in the next step. What is remembered is kept for each branch and each expert.
 """
 
 from __future__ import annotations
@@ -158,6 +159,8 @@ class StepReuse:
 
     def computed(self, residual: Any = None) -> None:
         """The current branch was computed, and remembers what was added to its input."""
+        if self.reuse:  # alone, since it begins here: the predictions of this step are of different ones
+            self.states[self.leader, 0].step = -1
         state = self.state
         state.step, state.residual, state.error = self.run.step, residual, 0.0
 

@@ -97,3 +97,11 @@ def count_bytes(*values: Any) -> int:
     """Bytes that the tensors in these structures take; also those in attributes of plain objects."""
     held = (value if isinstance(value, torch.Tensor | Mapping | list | tuple) else vars(value) for value in values)
     return sum(item.nbytes for value in held for item in tensors(value))
+
+
+def change_of_shapes(before: list[torch.Size], after: list[torch.Size]) -> str:
+    """How the latents of a pass differ from those of an earlier one: in their number, or else in a shape."""
+    if len(before) != len(after):  # as lists do, with an entry for each row of a batch
+        return f"{len(before)} latents became {len(after)}"
+    old, new = next((old, new) for old, new in zip(before, after, strict=True) if old != new)
+    return f"latents of {list(old)} became {list(new)}"

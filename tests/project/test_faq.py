@@ -119,6 +119,11 @@ def test_compiled_transformers_are_refused_where_the_faq_says_so():
         pipe.transformer.compile(backend="eager")
         fast(**arguments(1, steps=2))
     refused(error, "was compiled after accelerate(): remove() the session, and call accelerate() again")
+    pipe, arguments = wan_pipeline()
+    with mmaccel.accelerate(pipe, video.EasyCache()) as fast, pytest.raises(MmaccelError) as error:
+        pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+        fast(**arguments(1, steps=2))
+    refused(error, "was compiled after accelerate(): remove() the session, and call accelerate() again")
 
 
 def int8(module):

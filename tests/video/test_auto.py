@@ -4,8 +4,10 @@ import math
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
+import diffusers
 import numpy as np
 import pytest
 import sampled_models
@@ -18,8 +20,8 @@ from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.tuning.curve import point
 from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention, auto, examples
 from mmaccel.video.heterogeneous import auto as auto_module
-from mmaccel.video.heterogeneous.auto import _Curve, as_tensor
-from mmaccel.video.quality import tensor_psnr
+from mmaccel.video.heterogeneous.auto import _Curve
+from mmaccel.video.quality import as_tensor, tensor_psnr
 from mmaccel.video.samplers import asked_steps
 from mmaccel.video.trace import trace_of
 
@@ -118,7 +120,7 @@ def test_a_quality_out_of_reach_runs_plainly(wan):
     with mmaccel.accelerate(pipe, auto(min_psnr=1000)) as fast:
         assert torch.equal(fast(**call)[0], plain)
         best = max(point["psnr"] for point in fast.plan.measured)
-        said = f"no setting kept 1000 dB on the first call, and the nearest to the plain output had {best:.1f} dB"
+        said = f"kept 1000 dB on the call that was measured, and the nearest to the plain output had {best:.1f} dB"
         assert not fast.report.engaged and said in str(fast.report)
         assert fast.plan.methods == (auto(min_psnr=1000),)
         passes = []
@@ -127,6 +129,46 @@ def test_a_quality_out_of_reach_runs_plainly(wan):
         hook.remove()
         assert len(passes) == 48, "measured once, also where nothing was found"
         assert said in str(fast.report)
+
+
+def test_a_saved_plan_that_found_nothing_is_not_measured_again(wan, tmp_path):
+    pipe, call = wan
+    call = {**call, "num_inference_steps": 10}
+    with mmaccel.accelerate(pipe, auto(min_psnr=1000)) as first:
+        plain, told = first(**call)[0], first.report.warnings
+        first.plan.save(tmp_path / "plan.json")
+    saved, passes = mmaccel.Plan.load(tmp_path / "plan.json"), []
+    pipe.transformer.register_forward_hook(lambda *_: passes.append(1))
+    with mmaccel.accelerate(pipe, saved) as fast:
+        assert torch.equal(fast(**call)[0], plain) and len(passes) == 20
+        assert fast.report.warnings == told != [] and fast.plan == saved and fast.plan.measured == saved.measured
+
+
+def test_a_curve_of_settings_of_this_method_is_none_of_its_own(wan, monkeypatch):
+    """As `tune` makes one: it does not say what to run."""
+    pipe, call = wan
+    measured = []
+    monkeypatch.setattr(auto_module.auto, "_measure", lambda *_: measured.append(1))
+    found = point(auto(min_psnr=20), 1.5, "psnr", "PSNR dB", 25.0)
+    with mmaccel.accelerate(pipe, replace(mmaccel.plan(pipe, auto(min_psnr=20)), measured=[found])) as fast:
+        fast(**call)
+    assert measured
+
+
+@pytest.mark.parametrize("others", ((), (SparseAttention(min_length=64, always=True),)), ids=("alone", "beside others"))
+def test_a_call_of_the_pipeline_itself_is_told_to_be_plain(wan, others):
+    """It measures nothing; of what is picked later it has its share."""
+    pipe, call = wan
+    call = {**call, "num_inference_steps": 10}
+    with mmaccel.accelerate(pipe, auto(min_psnr=5), *others) as fast:
+        pipe(**call)
+        assert ["measures calls of the session alone" in text for text in fast.report.warnings] == [True]
+        assert not fast.plan.measured
+        for target in (fast, pipe):
+            target(**call)
+            assert fast.report.engaged and fast.report.work_ratio < 1
+            assert not any("calls of the session alone" in text for text in fast.report.warnings)
+    assert "set_timesteps" not in vars(pipe.scheduler)
 
 
 def test_a_call_too_short_to_measure_settles_nothing(wan):
@@ -207,6 +249,14 @@ def test_no_trace_is_of_a_measured_run(wan, monkeypatch):
 )
 def test_the_steps_of_a_call_are_read_from_its_arguments(wan, given, steps):
     assert asked_steps(wan[0], ("rocket moves up",), given) == steps
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"), (({"strength": [1.0, 0.8]}, 40), ({"strength": 0.5}, 40), ({"denoise_strength": 0.4}, 16))
+)
+def test_the_strength_of_ltxs_pictures_leaves_no_step_out(given, steps):
+    """It says how firmly they are held; another one says how many steps are left."""
+    assert asked_steps(diffusers.LTXConditionPipeline, (), {"num_inference_steps": 40, **given}) == steps
 
 
 def test_what_other_methods_save_is_no_point_of_the_curve(wan):
@@ -327,8 +377,10 @@ def test_outputs_of_every_kind_are_compared():
     assert as_tensor(([[picture, picture]],)).sum() == 2 * 16
     heard = LTX2PipelineOutput(frames=[[picture]], audio=torch.empty(9, device="meta"))
     assert torch.equal(as_tensor(heard), as_tensor([picture])), "sound is not compared, wherever it is"
-    found = as_tensor({"one": np.array([[1, 2]]), "two": (torch.tensor([3.0]).half(), None), "three": [picture]})
+    found = as_tensor(([np.array([[1, 2]]), (torch.tensor([3.0]).half(), None), [picture]],))
     assert found.dtype == torch.float32 and found.tolist() == [1, 2, 3, *[1, 0, 0] * 16]
+    several = as_tensor({"images": [picture], "latents": torch.full((9,), 4.0)})
+    assert torch.equal(several, as_tensor([picture])), "the first of several names, as compare has it"
     assert tensor_psnr(torch.zeros(4), torch.full((4,), 0.1)) == pytest.approx(20.0)
     assert tensor_psnr(torch.tensor([-1.0, 1.0]), torch.tensor([-0.8, 1.2])) == pytest.approx(20.0)
 

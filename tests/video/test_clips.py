@@ -39,7 +39,6 @@ from mmaccel.video import (
 )
 from mmaccel.video.batching import VideoBatching
 from mmaccel.video.bench.cases import VideoCase
-from mmaccel.video.heterogeneous.auto import as_tensor
 from mmaccel.video.modality import Video
 from mmaccel.video.trace import check_traced
 
@@ -514,7 +513,7 @@ def test_outputs_of_modular_pipelines_are_compared_as_they_stand():
         with pytest.raises(SettingError, match="returned a .*no pictures: .* output='images'"):
             trial.run(lambda nothing=nothing, **_: nothing, 0)
         with pytest.raises(SettingError, match="output='images'"):
-            as_tensor(nothing)
+            quality.as_tensor(nothing)
 
 
 def test_a_trial_says_what_it_cannot_do():
@@ -623,7 +622,10 @@ def test_long_clips_are_drawn_in_twelve_frames(tmp_path, monkeypatch):
     trace.add(1.0, 120)
     trace.add(torch.arange(116, 120), 120)
     monkeypatch.setattr("matplotlib.axes.Axes.imshow", lambda self, frame, **more: drawn.append((frame.sum(), more)))
+    titles = []
+    monkeypatch.setattr("matplotlib.axes.Axes.set_title", lambda self, title, **more: titles.append(title))
     trace.save(tmp_path / "trace.png")
+    assert titles[1:4] == ["frame 0", "frame 3", "frame 5"] and titles[-1] == "frame 29"
     assert [int(total) for total, _ in drawn] == [4] * 11 + [8], "the first and the last are among them"
     assert {(more["vmin"], more["vmax"]) for _, more in drawn} == {(1, 2)}
 

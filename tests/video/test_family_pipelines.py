@@ -21,7 +21,7 @@ from mmaccel import video
 from mmaccel.adapter import find_adapter
 from mmaccel.demos.families.models import build
 from mmaccel.demos.families.sampling import Sampling, pipeline
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.stepping.branches import Branches
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.testing.untrained import untrained
@@ -211,6 +211,33 @@ def test_a_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_that_are_
         assert len(shares) == made and shares[-1] == 1
         run(fast, {**call, "denoising_end": None})
         assert fast.report.plain_forwards == 30
+        run(pipe, call)
+        assert fast.report.plain_forwards == made, "also where the pipeline itself is called"
+
+
+@pytest.mark.parametrize(("strength", "steps"), ((0.14, 7), (0.3, 15)))
+def test_another_pipeline_with_the_same_parts_ends_where_it_will(strength, steps):
+    """Not where the last call of the session was to end: it may even begin further down."""
+    pipe, call = sdxl()
+    names = ("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    sibling = diffusers.StableDiffusionXLImg2ImgPipeline(
+        **dict.fromkeys(names), unet=pipe.unet, scheduler=pipe.scheduler, add_watermarker=False
+    )
+    for each in (pipe, sibling):
+        each.set_progress_bar_config(disable=True)
+    call["num_inference_steps"] = 50
+    kept = {name: value for name, value in call.items() if name not in ("height", "width")}
+    image = {**kept, "image": noise(1, 4, 8, 8, seed=7), "strength": strength}
+    plain = run(sibling, image)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5, warmup=1)) as fast:
+        run(fast, {**call, "denoising_end": 0.8})
+        found, report = run(sibling, image), fast.report
+        assert report.plain_forwards == steps and report.engaged and report.work_ratio < 0.7
+        assert not torch.equal(found, plain) and len(report.details["steps"]) == steps
+    with mmaccel.accelerate(sibling, video.HeterogeneousSteps(0.5, warmup=1)) as fast:
+        run(sibling, {**image, "strength": 0.3, "denoising_end": 0.9})
+        assert fast.report.plain_forwards == 10 == len(fast.report.details["steps"])
+        assert sibling.scheduler.step.function.__self__.stepper is None, "over, though the sampler has more steps"
 
 
 @pytest.mark.parametrize("method", (video.EasyCache(1e9, warmup=1), video.TaylorSeer(interval=3, warmup=2)), ids=str)
@@ -265,8 +292,37 @@ def test_a_modular_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_t
         assert made < 20 and fast.report.plain_forwards == 2 * made and fast.report.forwards == 2 * (made // 2)
         shares = video.trace_of(fast).shares()
         assert len(shares) == made and shares[-1] == 1
+        run(pipe, {**call, "denoising_end": None})
+        assert fast.report.plain_forwards == 60, "the pipeline itself, which knows nothing of the call before"
         run(fast, {**call, "denoising_end": None})
         assert fast.report.plain_forwards == 60
+
+
+def test_a_call_that_returns_all_its_state_is_not_measured():
+    """Nor begun: it names no pictures that could be compared. Once another was measured, it is fast."""
+    pipe, call = modular()
+    named, passes = call.pop("output"), []
+    pipe.transformer.register_forward_hook(lambda *_: passes.append(1))
+    with mmaccel.accelerate(pipe, video.auto(min_psnr=1.0)) as fast:
+        with pytest.raises(SettingError, match=r"whole state: name what is to be compared .* output='images'"):
+            fast(**call)
+        assert not passes
+        fast(**call, output=[named, "timesteps"])
+        assert fast.plan.measured and fast.report.engaged
+        assert fast(**call).get(named).isfinite().all() and fast.report.engaged
+
+
+def test_a_modular_pipeline_that_has_not_loaded_its_parts_is_told_how():
+    pipe = WanCoreDenoiseStep().init_pipeline()
+    methods = (video.HeterogeneousSteps(), video.EasyCache(), video.auto(), video.SparseAttention())
+    for part in ("scheduler", "transformer"):
+        for method in methods:
+            told = rf"WanModularPipeline has not loaded its {part}: call pipe\.load_components\(\) before accelerate"
+            with pytest.raises(UnsupportedTargetError, match=told):
+                mmaccel.plan(pipe, method)
+        pipe.update_components(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0))
+    pipe.update_components(transformer=build("WanTransformer3DModel")[0])
+    assert all(mmaccel.plan(pipe, method) for method in methods)
 
 
 def test_a_call_of_several_runs_says_nothing_of_those_that_came_to_nothing():

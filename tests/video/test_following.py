@@ -146,6 +146,17 @@ def test_the_targets_own_call_after_a_broken_one_is_reported_by_itself():
             assert fast.report.plain_forwards == 2 * loop.STEPS and fast.report.forwards == 6
 
 
+def test_the_report_of_the_targets_own_call_has_what_is_known():
+    pipe, start, call = loop.pipeline("WanTransformer3DModel")
+    with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
+        fast(start, call)
+        assert "s measured" in str(fast.report)
+        pipe(start, call)
+        _, passes, wall, memory = str(fast.report).splitlines()
+        assert passes == f"  passes      6 instead of {2 * loop.STEPS}, 2.00x fewer" and "MiB extra" in memory
+        assert wall == "  wall time   not measured: only a whole call of the session is"
+
+
 @pytest.mark.parametrize("method", (video.TeaCache(1e6), video.EasyCache(1e6, warmup=2), video.TokenCache()), ids=str)
 def test_a_call_that_breaks_off_between_two_steps_leaves_nothing(method, monkeypatch):
     """Neither memory nor anything on the blocks, before another run begins."""

@@ -33,7 +33,7 @@ from mmaccel.stepping.schedule import chosen, default_warmup, groups, refresh
 from mmaccel.video import HeterogeneousSteps, examples, trace_of
 from mmaccel.video.heterogeneous import heterogeneous_steps, partial
 from mmaccel.video.heterogeneous import run as module
-from mmaccel.video.heterogeneous.run import pinned_tokens
+from mmaccel.video.heterogeneous.partial import pinned_tokens
 from mmaccel.video.samplers import is_one_step, is_repeatable
 
 ONLY_STEPS = {"fraction": 0.0}
@@ -530,6 +530,23 @@ def test_groups_are_ranked_in_full_steps_only(wan):
     assert between and all((b | a).equal(b) for part in between for a, b in itertools.pairwise(part))
 
 
+def test_a_tolerance_is_refused_where_nothing_is_corrected(wan):
+    """Nobody would look: no run would ever compute further steps, and none tells what its forecasts missed."""
+    pipe, call = wan
+    sampler = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "algorithm_type": "sde-dpmsolver++"}
+    pipe.scheduler = DPMSolverMultistepScheduler(**sampler)
+    told = r"not corrected with DPMSolverMultistepScheduler, .* tolerance=0\.1 is kept: leave tolerance= out"
+    with pytest.raises(UnsupportedTargetError, match=told):
+        mmaccel.plan(pipe, HeterogeneousSteps(0.4, tolerance=0.1))
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.4)) as fast:
+        run(fast, call)
+        assert fast.report.engaged and "missed" not in fast.report.details
+    pipe.scheduler = DPMSolverMultistepScheduler(**{**sampler, "algorithm_type": "dpmsolver++"})
+    with mmaccel.accelerate(pipe, HeterogeneousSteps(0.4, tolerance=1e-9)) as fast:
+        run(fast, call)
+        assert fast.report.details["missed"] > 0 and fast.report.work_ratio > 0.5
+
+
 def test_the_forecast_goes_by_its_share_of_the_slope(wan):
     pipe, call = wan
     found = []
@@ -737,7 +754,8 @@ def test_the_long_warm_up_is_that_of_the_first_expert(wan, monkeypatch):
 @pytest.mark.parametrize("settings", (
     {"budget": 0}, {"budget": 1.1}, {"budget": "half"}, {"policy": "best"}, {"forecast": 2}, {"warmup": 0},
     {"cooldown": -1}, {"interval": 0}, {"fraction": 1.5}, {"tokens": "coldest"}, {"kv": "disk"},
-    {"target": "fast"}, {"tolerance": -1}, {"steps": 20}, {"steps": (3, 2)}, {"steps": (2,)},
+    {"target": "fast"}, {"tolerance": -1}, {"tolerance": 0.1, "correct": False},
+    {"steps": 20}, {"steps": (3, 2)}, {"steps": (2,)},
 ))  # fmt: skip
 def test_settings_are_checked(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):

@@ -105,6 +105,19 @@ def test_compiling_within_a_session_is_refused_in_the_next_run(wan, method):
     assert fast_run(pipe, call, method)[1].engaged
 
 
+@pytest.mark.parametrize("method", STEPS_ONLY, ids=str)
+def test_a_compiled_wrapper_within_a_session_is_refused_in_the_next_run(wan, method):
+    pipe, call = wan
+    plain, output = pipe.transformer, pipe(**call)[0]
+    with mmaccel.accelerate(pipe, method) as fast:
+        pipe.transformer = torch.compile(plain, backend="eager")
+        with pytest.raises(UnsupportedTargetError, match=r"WanTransformer3DModel was compiled after accelerate\(\)"):
+            fast(**call)
+        pipe.transformer = plain
+        assert fast(**call)[0].isfinite().all() and fast.report.engaged
+    assert "forward" not in vars(plain) and torch.equal(pipe(**call)[0], output)
+
+
 def test_a_compiled_wrapper_is_refused(wan):
     pipe, _ = wan
     pipe.transformer = torch.compile(pipe.transformer, backend="eager")

@@ -225,10 +225,12 @@ def test_branches_compute_the_same_tokens():
 
 
 def test_a_branch_that_was_away_in_a_full_step_is_computed():
+    """And all of the step after it, so that guidance does not go on with predictions of two steps."""
     pipe, start, call = loop.pipeline(WAN)
     with mmaccel.accelerate(pipe, MIXED) as fast:
-        fast(start, call, branches=lambda step: (1,) if step == 3 else (1, 0))
-        assert [share == 1 for share in computed(fast)[6:]] == [True, False, True, False, False]  # steps 3, 4 and 5
+        fast(start, call, steps=8, branches=lambda step: (1,) if step == 3 else (1, 0))
+        found = [share == 1 for share in computed(fast)[6:]]
+        assert found == [True, False, True, True, True, *[False] * 4]  # steps 3, 4, 5, 6 and 7
 
 
 def test_a_run_that_starts_further_down():

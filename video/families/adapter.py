@@ -74,6 +74,7 @@ class DiffusionTransformerAdapter(Adapter):
 
         That is another object than the one that runs.
         """
+        self._refuse_unloaded()
         for denoiser in self.denoisers():
             if hasattr(denoiser, "_orig_mod"):
                 raise UnsupportedTargetError(
@@ -84,6 +85,15 @@ class DiffusionTransformerAdapter(Adapter):
             if method.needs_all_tokens:
                 refuse_split(self.denoisers(), method.name)
             method.check(self)
+
+    def _refuse_unloaded(self) -> None:
+        """Refuse a modular pipeline that has yet to load what makes its steps: until then these are None."""
+        pipe = self.target
+        absent = [name for name in ("scheduler", *DENOISERS) if getattr(pipe, name, pipe) is None]
+        if hasattr(pipe, "load_components") and absent and ("scheduler" in absent or not self.denoisers()):
+            raise UnsupportedTargetError(
+                f"{type(pipe).__name__} has not loaded its {absent[0]}: call pipe.load_components() before accelerate()"
+            )
 
     def ends_run(self, given: dict[str, Any]) -> bool:
         """Whether a pass with these arguments comes behind the last step of a run, and is part of none."""

@@ -38,9 +38,14 @@ def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None
 
 
 def refuse_compiled_later(*modules: torch.nn.Module) -> None:
-    """Raise an `UnsupportedTargetError` if a module was compiled with what a session has put around its forward."""
+    """Raise an `UnsupportedTargetError` if a module was compiled with what a session has put around its forward.
+
+    In place, or in a wrapper, which no session begins with.
+    """
     for module in modules:
-        if private.is_compiled(module) and not isinstance(vars(module)[private.COMPILED_CALL], Wrapped):
+        inside = getattr(module, "_orig_mod", module)
+        is_later = private.is_compiled(module) and not isinstance(vars(module)[private.COMPILED_CALL], Wrapped)
+        if inside is not module or is_later:
             raise UnsupportedTargetError(
-                f"{type(module).__name__} was compiled {AGAIN}, so that only the model's own code is compiled"
+                f"{type(inside).__name__} was compiled {AGAIN}, so that only the model's own code is compiled"
             )

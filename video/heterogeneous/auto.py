@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from PIL import Image
 from tqdm import tqdm
 
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.machine import synchronize
 from mmaccel.method import Advice, Method, is_number
+from mmaccel.patching import wrap_method
 from mmaccel.registry import register
-from mmaccel.stepping.tensors import tensors
-from mmaccel.tuning.curve import Goal, point
+from mmaccel.tuning.curve import Goal, Point, point, quality_of
 
 from ..caches.easy_cache import EasyCache
 from ..families.adapter import (
@@ -29,9 +27,9 @@ from ..families.adapter import (
     require_steps,
 )
 from ..private import context_group
-from ..quality import drawn, tensor_psnr
-from ..samplers import asked_steps
-from .first_call import IDLE, compare_once, is_idle
+from ..quality import NAME_IT, as_tensor, tensor_psnr
+from ..samplers import asked_steps, given_to
+from .first_call import IDLE, UNPICKED, PlainRuns, compare_once, is_idle
 from .heterogeneous_steps import HeterogeneousSteps
 
 ROUNDS = 4  # measured budgets
@@ -40,8 +38,7 @@ THRESHOLDS = (0.05, 0.1, 0.2)  # of EasyCache
 # By how much a budget is larger than the smallest that keeps a floor on the measured prompt, and what it is at least,
 # but at most half-way to the whole: with smaller ones other prompts were up to 11 dB below the floor.
 SAFETY, SAFE = 1.5, 0.4
-# What a session remembers: the picked method or None, the measured points, and why nothing was picked.
-CHOSEN, MEASURED, UNPICKED = "chosen", "measured", "unpicked"
+CHOSEN, MEASURED = "chosen", "measured"  # what a session remembers: the picked method or None, and the measured points
 
 
 @register("video")
@@ -52,8 +49,9 @@ class Auto(DiffusionMethod):
     The first call runs the prompt plainly and with some settings of HeterogeneousSteps and EasyCache, together with the
     plan's other methods, which takes about six times the plain time; its callbacks are called in each of these runs.
     From then on every call uses the picked setting; where no step can be left out, the next call of more steps is
-    measured instead. `session.plan` holds the setting with the measured curve; a saved plan repeats it in another
-    process without measuring. Lossy.
+    measured instead. Only calls of the session are measured: those of the pipeline itself are plain until then.
+    `session.plan` holds the setting with the measured curve; a saved plan repeats it in another process without
+    measuring, and stays plain where nothing was picked. Lossy.
 
     Parameters
     ----------
@@ -111,25 +109,25 @@ class Auto(DiffusionMethod):
             )
 
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
-        """Nothing but a warning where nothing was picked: what is picked takes this method's place in the plan."""
-
-        @contextmanager
-        def told() -> Iterator[None]:
-            if UNPICKED in session.memory:
-                session.report.warn(session.memory[UNPICKED])
-            yield
-
-        session.around.append(told)
-        stack.callback(session.around.remove, told)
+        """Nothing but warnings of runs that stay plain: what is picked takes this method's place in the plan."""
+        told = PlainRuns(session, self.name)
+        session.hold(session.target.scheduler)
+        wrap_method(stack, session.target.scheduler, "set_timesteps", told.set_timesteps)
+        session.around.append(told.call)
+        stack.callback(session.around.remove, told.call)
 
     def prepare(self, session: PipelineSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().prepare(session, args, kwargs)
         memory, plan = session.memory, session.plan
+        if MEASURED not in memory and self._is_of_candidates(plan.measured):  # as in a saved plan that picked nothing
+            memory.update({CHOSEN: None, MEASURED: plan.measured, UNPICKED: self._unpicked(plan.measured)})
         if memory.get(CHOSEN) is None and MEASURED in memory:
             session.plan = replace(plan, measured=memory[MEASURED])
             return
         if MEASURED not in memory and is_idle(memory, asked_steps(session.target, args, kwargs)):
             return
+        if MEASURED not in memory and given_to(session.target, args, kwargs).get("output", "") is None:
+            raise SettingError(f"{self.name} would measure a call that returns the pipeline's whole state: {NAME_IT}")
         with session.detached():
             if MEASURED not in memory:
                 self._measure(session, args, kwargs)
@@ -159,12 +157,20 @@ class Auto(DiffusionMethod):
             return
         memory[CHOSEN], memory[MEASURED] = self._pick(curve), curve.points
         if memory[CHOSEN] is None:
-            best = max(float(point["psnr"]) for point in curve.points)
-            wanted = f"{self.min_psnr:g} dB" + (f" at {self.target_speedup:g}x" if self.target_speedup else "")
-            memory[UNPICKED] = (
-                f"{self.name} changes nothing: no setting kept {wanted} on the first call, and the nearest to the plain"
-                f" output had {best:.1f} dB; session.plan has all that were measured"
-            )
+            memory[UNPICKED] = self._unpicked(curve.points)
+
+    def _is_of_candidates(self, points: list[Point]) -> bool:
+        """Whether a plan's curve was measured here, and not by `tune`, whose points are settings of this method."""
+        return bool(points) and self.min_psnr is not None and all(point["name"] != self.name for point in points)
+
+    def _unpicked(self, points: list[Point]) -> str:
+        """Why none of these settings was picked."""
+        best = max(quality_of(point) or 0.0 for point in points)
+        wanted = f"{self.min_psnr:g} dB" + (f" at {self.target_speedup:g}x" if self.target_speedup else "")
+        return (
+            f"{self.name} changes nothing: no setting kept {wanted} on the call that was measured, and the nearest to"
+            f" the plain output had {best:.1f} dB; session.plan has all that were measured"
+        )
 
     def _pick(self, curve: _Curve) -> Method | None:
         wanted = self.target_speedup or (None if self.min_psnr else 2.0)
@@ -266,23 +272,6 @@ class _Curve:
         if getattr(self.session.target, "_interrupt", False):  # in a callback or by another thread
             raise _InterruptedCall
         return output, seconds
-
-
-def as_tensor(output: Any) -> torch.Tensor:
-    """What a pipeline drew (pictures, arrays or latents, in its own structure) as one float tensor, but no sound."""
-    return torch.cat([x.float().flatten() for x in tensors(_arrays(drawn(output)))])
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, Image.Image):
-        return torch.from_numpy(np.asarray(value).copy()) / 255
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    if isinstance(value, dict):
-        return [_arrays(item) for item in value.values()]
-    if isinstance(value, list | tuple):
-        return [_arrays(item) for item in value]
-    return value
 
 
 auto = Auto

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ..families.adapter import PipelineSession
 
 IDLE = "idle"  # by this name a session remembers the numbers of steps at which no setting left any out
+UNPICKED = "unpicked"  # and by this why nothing was picked
 
 
 def is_idle(memory: dict[str, Any], steps: float) -> bool:
@@ -43,3 +44,33 @@ def compare_once(session: PipelineSession, seconds: float) -> None:
 
     session.report.baseline_seconds = seconds
     session.around.append(compared)
+
+
+class PlainRuns:
+    """Tells of a run that stays plain why it does: nothing was picked, or no call of the session makes it."""
+
+    def __init__(self, session: PipelineSession, method: str) -> None:
+        self.session, self.method = session, method
+        self.is_called = False
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around a call of the session."""
+        if UNPICKED in self.session.memory:
+            self.session.report.warn(self.session.memory[UNPICKED])
+        self.is_called = True
+        try:
+            yield
+        finally:
+            self.is_called = False
+
+    def set_timesteps(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A run begins."""
+        if self.is_called:
+            return original(*args, **kwargs)
+        self.session.report.start()
+        result = original(*args, **kwargs)  # what other methods follow begins its own report
+        self.session.report.warn(
+            f"{self.method} measures calls of the session alone, fast(...): this one of the pipeline itself was plain"
+        )
+        return result

@@ -70,8 +70,8 @@ class HeterogeneousSteps(DiffusionMethod):
         but Heun's, whose steps go by such a mean themselves.
     tolerance
         How far forecasts may lead astray, as the root mean square of all corrections in units of the latents, before a
-        run computes all its further steps and so exceeds its budget; None (default) for any. `video.Auto` finds it for
-        a quality; the report has the ``"missed"`` of every run among its details.
+        run computes all its further steps and so exceeds its budget; None (default) for any. It needs corrections.
+        `video.Auto` finds it for a quality; the report has the ``"missed"`` of every corrected run among its details.
     warmup
         Full steps at the beginning. The default is four tenths of the computed steps, measured to keep the prompts that
         otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. If fewer than 8 steps and less than a
@@ -105,8 +105,8 @@ class HeterogeneousSteps(DiffusionMethod):
     MemoryLimitError
         Before the run, if its keys and values do not fit.
     UnsupportedTargetError
-        If the target is not a pipeline, or partial steps are requested for a family with unknown blocks or a pipeline
-        with a sampler for every frame.
+        If the target is not a pipeline, partial steps are requested for a family with unknown blocks or a pipeline with
+        a sampler for every frame, or a `tolerance` for a sampler whose steps are not corrected.
 
     Examples
     --------
@@ -150,6 +150,8 @@ class HeterogeneousSteps(DiffusionMethod):
         self._require(self.target in TARGETS, "target", "one of " + ", ".join(TARGETS))
         fits = self.tolerance is None or is_number(self.tolerance, 0)
         self._require(fits, "tolerance", "None or at least 0")
+        fits = self.tolerance is None or self.correct
+        self._require(fits, "tolerance", "None with correct=False: only corrections tell how far forecasts lead astray")
         for name, low in (("warmup", 1), ("cooldown", 0), ("interval", 1)):
             value = getattr(self, name)
             self._require(value is None or is_count(value, low), name, f"None or an integer of at least {low}")
@@ -182,6 +184,12 @@ class HeterogeneousSteps(DiffusionMethod):
             raise UnsupportedTargetError(
                 f"{type(scheduler).__name__} is no sampler of flow matching that draws no noise and takes one pass a"
                 f" step, as target='converged' needs: leave target= out, or set pipe.scheduler = {fitting}"
+            )
+        if self.tolerance is not None and not is_repeatable(scheduler):
+            raise UnsupportedTargetError(
+                f"forecasts are not corrected with {type(scheduler).__name__}, whose steps cannot be repeated, and only"
+                f" corrections tell whether tolerance={self.tolerance:g} is kept: leave tolerance= out, or take a"
+                " sampler that draws no noise, such as EulerDiscreteScheduler or UniPCMultistepScheduler"
             )
         if self.chooses_tokens:
             refuse_frame_samplers(adapter.target, f"{self.name}(fraction=..., policy={self.policy!r})")

@@ -139,3 +139,12 @@ class PartialForward:
             return original(*args, **kwargs)
         refuse_perturbed(attention)
         return self.keys.attend(layer, self.branch, self.subset, original, args, kwargs)
+
+
+def pinned_tokens(call: dict[str, Any]) -> torch.Tensor | None:
+    """Tokens `[S]` that image-to-video holds at the given picture: their own timestep is 0 where others' is not."""
+    timestep = call.get("timestep")
+    if not isinstance(timestep, torch.Tensor) or timestep.ndim != 2:
+        return None
+    pinned = (timestep == 0).all(0)
+    return pinned if bool(pinned.any()) and not bool(pinned.all()) else None

@@ -22,7 +22,7 @@ from ..families.families import bound, layout_of
 from ..samplers import is_one_step, is_repeatable, straight
 from ..steps import Forward, Stepper, count_forwards
 from ..trace import Trace
-from .partial import PartialForward
+from .partial import PartialForward, pinned_tokens
 
 if TYPE_CHECKING:
     from .heterogeneous_steps import HeterogeneousSteps
@@ -273,7 +273,9 @@ class HeterogeneousRun(Stepper):
 
     def finish(self) -> None:
         tolerance, details = self.method.tolerance, self.report.details
-        missed = details["missed"] = max(details.get("missed", 0.0), self.missed)  # a long video has several runs
+        missed = max(details.get("missed", 0.0), self.missed)  # a long video has several runs
+        if self.allocation.replay is not None:  # else nothing tells
+            details["missed"] = missed
         if tolerance is not None and missed > tolerance:
             over = 20 * math.log10(missed / tolerance) if tolerance else math.inf
             self.report.warnings[:] = [text for text in self.report.warnings if ASTRAY not in text]
@@ -289,12 +291,3 @@ class HeterogeneousRun(Stepper):
     def close(self) -> None:
         for part in self.parts.values():
             part.keys.reset()
-
-
-def pinned_tokens(call: dict[str, Any]) -> torch.Tensor | None:
-    """Tokens `[S]` that image-to-video holds at the given picture: their own timestep is 0 where others' is not."""
-    timestep = call.get("timestep")
-    if not isinstance(timestep, torch.Tensor) or timestep.ndim != 2:
-        return None
-    pinned = (timestep == 0).all(0)
-    return pinned if bool(pinned.any()) and not bool(pinned.all()) else None
