@@ -143,7 +143,7 @@ def test_contract_sees_a_report_that_says_too_much_or_too_little(spoil, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Report, "_figures", lambda self: [*figures(self), "one", "two", "three", "four"])
         fails(testing.engaged_and_clean, "more than 8 lines of figures")
-    monkeypatch.setattr(Report, "_told", lambda self: self.warnings[:1])
+    monkeypatch.setattr(Report, "told", lambda self: self.warnings[:1])
     fails(testing.engaged_and_clean, "a warning is left out")
 
 
