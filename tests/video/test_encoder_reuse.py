@@ -105,6 +105,41 @@ def test_first_and_last_steps_run_the_encoder():
             video.EncoderReuse(**settings)
 
 
+class Guided(Still):
+    """Passes of their own for guidance, as modular pipelines make them; begins at a step, and guidance at another."""
+
+    def __call__(self, steps, prompt, begin=0, guided=0):
+        self.scheduler.set_timesteps(steps)
+        sample = torch.ones(1, 4, 8, 8)
+        for step, t in list(enumerate(self.scheduler.timesteps))[begin:]:
+            output = self.unet(sample, t, prompt).sample
+            if step >= guided:
+                self.unet(sample, t, -prompt)
+            sample = self.scheduler.step(output, t, sample).prev_sample
+        return sample
+
+
+@pytest.mark.parametrize(
+    ("settings", "call", "whole"),
+    (
+        ({"warmup": 2}, {}, [0, 0, 1, 1]),
+        ({}, {"begin": 3}, [3, 3]),
+        ({}, {"guided": 4}, [0, 4, 5, 5]),
+    ),
+    ids=("long warm-up", "later start", "later guidance"),
+)
+def test_guidance_in_a_pass_of_its_own_is_reused_too(settings, call, whole):
+    """Where a step was computed that is no key step, the next ones are reused, and not computed up to the next key."""
+    pipe, arguments = examples.unet_pipeline()
+    guided = Guided(pipe.unet, diffusers.DDIMScheduler(clip_sample=False))
+    steps = [step for step in range(call.get("begin", 0), 8) for _ in range(1 + (step >= call.get("guided", 0)))]
+    with mmaccel.accelerate(guided, video.EncoderReuse(keys=(0,), **settings)) as fast:
+        fast(8, arguments()["prompt_embeds"], **call)
+        done = fast.report.details["computed"]
+        assert [step for step, share in zip(steps, done, strict=True) if share == 1] == whole
+        assert not fast.report.warnings
+
+
 @pytest.mark.parametrize("scheduler", (diffusers.DDIMScheduler, diffusers.EulerDiscreteScheduler))
 def test_prior_noise_is_that_of_the_beginning(scheduler):
     """As a callback adds it: before each step whose time is below a half, and not after the last."""

@@ -142,7 +142,7 @@ class _Stepper(CacheStepper):
     def answer(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> tuple[Any, float]:
         cache, run = self.cache, self.run
         if cache.leads:
-            cache.reuse = not self.method.is_key(run.step, run.steps)
+            cache.reuse = cache.may_reuse and not self.method.is_key(run.step, run.steps)
         if cache.skips:
             skipped = sum(_size(part) for part in _encoder(denoiser))
             return self._decoded(forward, bound(denoiser, args, kwargs)), 1 - skipped / _size(denoiser)
