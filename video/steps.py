@@ -72,6 +72,7 @@ class RunFollower:
         self.stepper: Stepper | None = None
         self.shapes: dict[int, list[torch.Size]] = {}  # of the latents, by expert
         self.is_called = False  # within a call of the session, in this thread
+        self.is_own = False  # whether the target makes this run, and no other pipeline of the same parts
         self.thread = 0
         self.passes = self.steps = self.followed = 0  # in it: forward passes, steps, and those of them behind passes
         self.is_full = False  # whether a step had more passes than are followed
@@ -114,13 +115,14 @@ class RunFollower:
 
     def begin(self) -> None:
         """Begin a run of the steps that the scheduler has now."""
-        self.timestep, self.branches = math.nan, Branches()
+        self.timestep, self.branches, self.is_own = math.nan, Branches(), False
         given = self.session.memory.get(END) if self.is_called else None  # to a pipeline that does not keep it
         levels = levels_of(self.scheduler)[: made_steps(self.scheduler, getattr(self.session.target, END, given)) + 1]
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         """A pipeline closes its progress bar however its loop ends, and with it the run that was in the middle."""
+        self.is_own = True
         bar, stack = original(*args, **kwargs), ExitStack()
         handled = sys.exc_info()[1]  # of the caller
         run = None if self.stepper is None else weakref.ref(self.stepper.run)
@@ -170,9 +172,9 @@ class RunFollower:
             raise
 
     def start(self, run: SamplerRun, step: int) -> None:
-        """Start at a step, further down in image-to-image; in another pipeline's run no `denoising_end` is known."""
+        """Start at a step, further down in image-to-image; of another pipeline's run no `denoising_end` is known."""
         levels = levels_of(self.scheduler)[: made_steps(self.scheduler) + 1]
-        if step and not self.is_called and len(run.levels) < len(levels):
+        if not (self.is_called or self.is_own) and len(run.levels) < len(levels):
             run.steps, run.levels = len(levels) - 1, levels
             self.drop()
             self.stepper = self.make(run)
@@ -267,9 +269,7 @@ class RunFollower:
             if min(done, default=1.0) < 1:  # in another run of the call
                 report.warnings[:] = [text for text in report.warnings if not any(mark in text for mark in IDLE)]
         if self.is_swapped or not self.followed:
-            self.session.report.warn(
-                f"the sampler's steps could not be followed, so all were computed: {self.reason()}"
-            )
+            report.warn(f"the sampler's steps could not be followed, so all were computed: {self.reason()}")
 
     @property
     def is_swapped(self) -> bool:

@@ -215,9 +215,9 @@ def test_a_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_that_are_
         assert fast.report.plain_forwards == made, "also where the pipeline itself is called"
 
 
-@pytest.mark.parametrize(("strength", "steps"), ((0.14, 7), (0.3, 15)))
+@pytest.mark.parametrize(("strength", "steps"), ((0.14, 7), (0.3, 15), (1.0, 50)))
 def test_another_pipeline_with_the_same_parts_ends_where_it_will(strength, steps):
-    """Not where the last call of the session was to end: it may even begin further down."""
+    """Not where the last call of the session was to end: it may even begin further down, or at the first step."""
     pipe, call = sdxl()
     names = ("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     sibling = diffusers.StableDiffusionXLImg2ImgPipeline(
@@ -235,8 +235,12 @@ def test_another_pipeline_with_the_same_parts_ends_where_it_will(strength, steps
         assert report.plain_forwards == steps and report.engaged and report.work_ratio < 0.7
         assert not torch.equal(found, plain) and len(report.details["steps"]) == steps
     with mmaccel.accelerate(sibling, video.HeterogeneousSteps(0.5, warmup=1)) as fast:
-        run(sibling, {**image, "strength": 0.3, "denoising_end": 0.9})
-        assert fast.report.plain_forwards == 10 == len(fast.report.details["steps"])
+        shares = []
+        for target in (fast, sibling):
+            run(target, {**image, "strength": 0.3, "denoising_end": 0.9})
+            assert fast.report.plain_forwards == 10 == len(fast.report.details["steps"])
+            shares.append(video.trace_of(fast).shares())
+        assert shares[0] == shares[1] and shares[1][-1] == 1, "planned for the steps that are made, either way"
         assert sibling.scheduler.step.function.__self__.stepper is None, "over, though the sampler has more steps"
 
 
