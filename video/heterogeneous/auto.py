@@ -141,7 +141,7 @@ class Auto(DiffusionMethod):
         try:
             curve.measure(self)
         except _InterruptedCall:
-            memory[UNPICKED] = f"{self.name} was interrupted while it measured: the next call is measured instead"
+            memory[UNPICKED] = f"{self.name} was interrupted while it measured: the next fast(...) is measured instead"
             return
         finally:
             curve.restore()
@@ -151,8 +151,8 @@ class Auto(DiffusionMethod):
         if not curve.points:
             memory[IDLE] = (*memory.get(IDLE, ()), asked_steps(session.target, args, kwargs))
             memory[UNPICKED] = (
-                f"{self.name} changed nothing: no setting left out a step of this call; the next is measured that makes"
-                " more of them"
+                f"{self.name} changed nothing: no setting left out a step of the call that was measured; the next"
+                " fast(...) that makes more of them is measured"
             )
             return
         memory[CHOSEN], memory[MEASURED] = self._pick(curve), curve.points

@@ -1,4 +1,6 @@
-"""What a measured call leaves for those after it: whether they are measured too, and what they are compared with."""
+"""What a measured call leaves for those after it: whether they are measured too, what they are compared with, and why
+others stay plain.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from ..families.adapter import PipelineSession
 
 IDLE = "idle"  # by this name a session remembers the numbers of steps at which no setting left any out
 UNPICKED = "unpicked"  # and by this why nothing was picked
+UNMEASURED = "measures calls of the session alone, fast(...): it had no part in this one of the pipeline itself"
 
 
 def is_idle(memory: dict[str, Any], steps: float) -> bool:
@@ -70,7 +73,5 @@ class PlainRuns:
             return original(*args, **kwargs)
         self.session.report.start()
         result = original(*args, **kwargs)  # what other methods follow begins its own report
-        self.session.report.warn(
-            f"{self.method} measures calls of the session alone, fast(...): this one of the pipeline itself was plain"
-        )
+        self.session.report.warn(self.session.memory.get(UNPICKED) or f"{self.method} {UNMEASURED}")
         return result
