@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
@@ -14,23 +14,28 @@ from mmaccel.session import Session
 
 IN_PYTHON = "call it in Python, with mmaccel.accelerate(pipe, ...)"
 PICTURES = ("image", "images", "control_image", "conditioning_frames", "video")  # arguments of diffusers' pipelines
+LOGS = ("diffusers.pipelines", "diffusers.modular_pipelines")
 
 
 @contextmanager
 def calling(target: Any, given: Collection[str]) -> Iterator[None]:
     """A block in which a session or a plain pipeline is called with these arguments.
 
-    What the pipeline warns of, such as a prompt that it cut off, goes into the session's report.
+    What the pipeline warns of, such as a prompt that it cut off, goes into the session's report; it is printed only
+    where it would have been anyway.
 
     Raises
     ------
     SettingError
         If the pipeline refuses a setting.
     UnsupportedTargetError
-        If it makes nothing without a picture.
+        If it stumbles over nothing in the place of something, and was given no picture.
     """
     try:
-        with _heard() as said:
+        with ExitStack() as stack:
+            said: list[str] = []
+            for name in LOGS:
+                stack.enter_context(_listening(logging.getLogger(name), said))
             yield
     except MmaccelError:
         raise
@@ -41,7 +46,9 @@ def calling(target: Any, given: Collection[str]) -> Iterator[None]:
         missing = _missing_picture(pipe, given, str(error))
         if missing is None:
             raise
-        raise UnsupportedTargetError(f"{type(pipe).__name__} also needs {missing}=: {IN_PYTHON}") from error
+        raise UnsupportedTargetError(
+            f"{type(pipe).__name__} also needs {missing}=, or lacks something else ({error}): {IN_PYTHON}"
+        ) from error
     if isinstance(target, Session):
         tell(target.report, said)
 
@@ -63,26 +70,29 @@ def _missing_picture(pipe: Any, given: Collection[str], error: str) -> str | Non
 
 
 class _Listener(logging.Handler):
-    """Keeps warnings, each as one line."""
+    """Keeps warnings, each as one line, and hands on what its logger lets through anyway."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.said: list[str] = []
+    def __init__(self, log: logging.Logger, said: list[str]) -> None:
+        super().__init__()
+        self.said, self.shown = said, log.getEffectiveLevel()
+        self.above = log.parent if log.propagate else None
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(" ".join(record.getMessage().split()))
+        if record.levelno >= logging.WARNING:
+            self.said.append(" ".join(record.getMessage().split()))
+        if self.above is not None and record.levelno >= self.shown:
+            self.above.callHandlers(record)
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
-    """What diffusers' pipelines warn of in this block; it is printed only where it would have been anyway."""
-    log, listener = logging.getLogger("diffusers.pipelines"), _Listener()
-    level, propagates = log.level, log.propagate
-    log.propagate = propagates and log.isEnabledFor(logging.WARNING)
-    log.setLevel(min(log.getEffectiveLevel(), logging.WARNING))
+def _listening(log: logging.Logger, said: list[str]) -> Iterator[None]:
+    """Keep what is warned of in this block, also where only errors are printed."""
+    level, propagates, listener = log.level, log.propagate, _Listener(log, said)
+    log.propagate = False
+    log.setLevel(min(listener.shown, logging.WARNING))
     log.addHandler(listener)
     try:
-        yield listener.said
+        yield
     finally:
         log.removeHandler(listener)
         log.setLevel(level)

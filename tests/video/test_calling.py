@@ -19,7 +19,7 @@ from mmaccel.video import EasyCache, comparing, generation
 
 ROUNDED = "`num_frames - 1` has to be divisible by 2. Rounding to the nearest number."
 SETTINGS = generation.VideoSettings()
-LOG = logging.getLogger("diffusers.pipelines")
+LOGS = [logging.getLogger(f"diffusers.{name}") for name in ("pipelines", "modular_pipelines")]
 
 
 @pytest.fixture(params=(diffusers_logging.ERROR, diffusers_logging.WARNING, diffusers_logging.INFO))
@@ -38,12 +38,16 @@ class Talking(Adapter):
     call_is_run = True
 
 
-def talking(*said, level=logging.WARNING):
+def settings_of_logs():
+    return [(log.level, log.propagate, list(log.handlers)) for log in LOGS]
+
+
+def talking(*said, level=logging.WARNING, log=LOGS[0]):
     """A pipeline that says this in its call."""
 
     def pipe(*_, **__):
         for text in said:
-            LOG.getChild("some.pipeline").log(level, text)
+            log.getChild("some.pipeline").log(level, text)
         return SimpleNamespace(frames=[[Image.new("RGB", (8, 8))]])
 
     return pipe
@@ -68,26 +72,29 @@ def test_what_a_pipeline_rounds_is_told():
             assert (ROUNDED in fast.report.warnings) == is_rounded
 
 
-def test_it_is_printed_only_where_it_would_have_been(printed):
+@pytest.mark.parametrize("log", LOGS, ids=("pipeline", "modular pipeline"))
+def test_it_is_printed_only_where_it_would_have_been(printed, log):
     level, records = printed
-    before = LOG.level, LOG.propagate, list(LOG.handlers)
-    with session(talking("cut\n  off", "cut off")) as fast:
+    before = settings_of_logs()
+    with session(talking("cut\n  off", "cut off", log=log)) as fast:
         generation.film(fast, "a fox", SETTINGS)
         assert fast.report.warnings[-1] == "cut off" and fast.report.warnings.count("cut off") == 1
     assert len(records) == 2 * (level <= logging.WARNING)
-    generation.film(talking("more", level=logging.INFO), "a fox", SETTINGS)
+    generation.film(talking("more", level=logging.INFO, log=log), "a fox", SETTINGS)
     assert ("more" in records) == (level <= logging.INFO)
-    assert (LOG.level, LOG.propagate, LOG.handlers) == before
+    generation.film(talking("wrong", level=logging.ERROR, log=log), "a fox", SETTINGS)
+    assert records.count("wrong") == 1, "errors are always printed"
+    assert settings_of_logs() == before
 
 
 def test_a_call_that_fails_leaves_the_log_as_it_was():
     def fails(*_, **__):
         raise RuntimeError("lost")
 
-    before = LOG.level, LOG.propagate, list(LOG.handlers)
+    before = settings_of_logs()
     with pytest.raises(RuntimeError, match="lost"):
         generation.film(fails, "a fox", SETTINGS)
-    assert (LOG.level, LOG.propagate, LOG.handlers) == before
+    assert settings_of_logs() == before
 
 
 def test_it_does_not_hide_that_a_method_did_nothing():
@@ -114,6 +121,15 @@ class Broken:
         raise TypeError("unsupported operand")
 
 
+class Incomplete:
+    """Takes pictures, and does without one, but not without a text encoder."""
+
+    text_encoder = None
+
+    def __call__(self, prompt=None, image=None, generator=None, output_type="pil"):
+        return self.text_encoder(prompt)
+
+
 class Without:
     """Has nothing to do with pictures."""
 
@@ -123,11 +139,17 @@ class Without:
 
 @pytest.mark.parametrize(
     ("cls", "name"),
-    ((QwenImageEditPipeline, "image"), (QwenImageEditPlusPipeline, "image"), (Refusing, "control_image")),
+    (
+        (QwenImageEditPipeline, "image"),
+        (QwenImageEditPlusPipeline, "image"),
+        (Refusing, "control_image"),
+        (Incomplete, "image"),
+    ),
 )
 def test_a_picture_that_a_pipeline_stumbles_over_is_named(cls, name):
+    """With what it said, since it may have stumbled over something else."""
     pipe = object.__new__(cls)
-    says = f"^{cls.__name__} also needs {name}=: call it in Python, with mmaccel.accelerate"
+    says = rf"^{cls.__name__} also needs {name}=, or lacks something else \(.*NoneType.*\): call it in Python"
     with pytest.raises(UnsupportedTargetError, match=says):
         generation.film(pipe, "a red coat", SETTINGS)
     trial = comparing.VideoTrial(SimpleNamespace(target=pipe), {"prompt": "a red coat"})
