@@ -52,7 +52,8 @@ class PartialForward:
     Raises
     ------
     UnsupportedTargetError
-        If the family is unknown, or its blocks are compiled; in a pass, if it is given what a ControlNet made.
+        If the family is unknown, its blocks are compiled, or its last blocks begin again at all tokens; in a pass, if
+        it is given what a ControlNet made.
     """
 
     def __init__(self, denoiser: torch.nn.Module, stack: ExitStack, kv: str = "native") -> None:
