@@ -109,29 +109,33 @@ def read_items(path: Path, batching: Batching, root: Path | None = None) -> list
 
 def left_out(folder: Path, batching: Batching) -> str:
     """What lies in a folder and is no item, in words; empty where that is nothing, or there is no folder."""
-    found, endings = _visible(folder) if folder.is_dir() else [], batching.reads or (TEXT,)
-    others = Counter(path.suffix.lower() for path in found if path.is_file() and path.suffix.lower() not in endings)
-    links = [str(path.relative_to(folder)) for path in found if path.is_symlink() and not path.is_file()]
-    said = []
-    if others:
-        counts = ", ".join(f"{count} x {ending or 'no ending'}" for ending, count in others.most_common(NAMED))
-        said.append(f"{counts} (what is read ends with {', '.join(endings)})")
-    if links:
-        said.append(f"links, which are not followed to folders: {', '.join(map(shown, links[:NAMED]))}")
+    endings, others, links = batching.reads or (TEXT,), Counter[str](), list[str]()
+    for place, folders, files in os.walk(folder):  # which passes over what it may not read
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        below = [os.path.join(place, name) for name in folders]
+        links += [os.path.relpath(path, folder) for path in below if os.path.islink(path)]
+        others.update(Path(name).suffix.lower() for name in files if not name.startswith("."))
+    counts = [
+        f"{count} x {shown(ending) if ending else 'no ending'}"
+        for ending, count in others.most_common()
+        if ending not in endings
+    ]
+    said = [f"{_some(counts)} (what is read ends with {', '.join(endings)})"] if counts else []
+    said += [f"folders that are links, which are not followed: {_some([*map(shown, links)])}"] if links else []
     return f"left out of {folder}: {'; '.join(said)}" if said else ""
 
 
-def _visible(folder: Path) -> list[Path]:
-    """All that lies below a folder and is not hidden."""
-    found = sorted(folder.rglob("*"))
-    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+def _some(words: list[str]) -> str:
+    """The first of some words, and how many more there are."""
+    more = f" and {len(words) - NAMED} more" if len(words) > NAMED else ""
+    return f"{', '.join(words[:NAMED])}{more}"
 
 
 def _of_folder(folder: Path, endings: tuple[str, ...], batching: Batching) -> Iterator[Item]:
-    for path in _visible(folder):
-        if path.suffix.lower() not in endings or not path.is_file():
-            continue
+    for path in sorted(folder.rglob("*")):
         place = path.relative_to(folder)
+        if path.suffix.lower() not in endings or not path.is_file() or any(p.startswith(".") for p in place.parts):
+            continue
         key = place.with_suffix("").as_posix()
         value, problem = (str(path.absolute()), "") if batching.reads else _text(path)
         fields: dict[str, Any] = {batching.field: value}

@@ -37,7 +37,8 @@ async def talk(connection: Connection, recognizer: StreamingRecognizer, name: st
         if isinstance(message, str):
             samples, kind = b"", asked(message, "KeepAlive", "Finalize", "CloseStream")
         else:
-            samples, kind = message, "CloseStream" if message in ENDS else ""
+            ends = message in ENDS and not (message and listening.rest)  # else it is the rest of a sample
+            samples, kind = message, "CloseStream" if ends else ""
         if kind == "KeepAlive":
             continue
         events = await (run_in_threadpool(listening.end) if kind else run_in_threadpool(listening.feed, samples))

@@ -38,7 +38,7 @@ class Listening:
     ) -> None:
         self._recognizer, self._settings = recognizer, (sample_rate, update_interval, channels)
         self._stream, self._before = recognizer.stream(*self._settings), before
-        self._rest, self._size = b"", 2 * channels  # bytes of a sample of all channels
+        self.rest, self._size = b"", 2 * channels  # bytes of a sample of all channels
 
     @property
     def time(self) -> float:
@@ -51,9 +51,9 @@ class Listening:
 
     def feed(self, data: bytes) -> list[Event]:
         """Take in bytes of one stream, however it is cut: what is left of a sample waits for the next ones."""
-        data = self._rest + data
+        data = self.rest + data
         whole = len(data) // self._size * self._size
-        self._rest = data[whole:]
+        self.rest = data[whole:]
         return self.push(data[:whole])
 
     def end(self) -> list[Event]:

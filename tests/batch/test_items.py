@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from toy_batch import Echo, usual
@@ -47,9 +48,26 @@ def test_what_a_folder_holds_beside_items_is_named(tmp_path):
     (tmp_path / "in/day2").symlink_to("../day2")
     (tmp_path / "in/linked.png").symlink_to("../day2/g.png")
     said = left_out(tmp_path / "in", Seen())
-    assert said.startswith(f"left out of {tmp_path}/in: 2 x .tif, 1 x no ending (what is read ends with .png, .jpg);")
-    assert said.endswith("; links, which are not followed to folders: 'day2'")
+    assert said.startswith(f"left out of {tmp_path}/in: 2 x '.tif', 1 x no ending (what is read ends with .png, .jpg);")
+    assert said.endswith("; folders that are links, which are not followed: 'day2'")
     assert {item.key for item in read_items(tmp_path / "in", Seen())} == {"a", "linked"}
+    for number in range(10):
+        (tmp_path / f"in/x.{number}").write_text("x")
+    assert "'.5' and 4 more (what is read" in left_out(tmp_path / "in", Seen())
+
+
+def test_what_may_not_be_read_and_is_no_item_is_no_obstacle(tmp_path, monkeypatch):
+    def refuse(path, **options):
+        raise PermissionError(path)
+
+    for name in ("a.png", "notes/b.doc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "gone.png").symlink_to("nowhere")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", refuse)
+        assert left_out(tmp_path, Seen()) == f"left out of {tmp_path}: 1 x '.doc' (what is read ends with .png, .jpg)"
+    assert [item.key for item in read_items(tmp_path, Seen())] == ["a"]
 
 
 def test_files_of_a_folder_with_one_name_are_to_be_renamed(tmp_path):

@@ -193,6 +193,16 @@ def test_a_damaged_picture_is_said_to_be_none(tmp_path):
         read_picture(path)
 
 
+def test_a_picture_whose_colours_are_not_told_is_read(tmp_path):
+    path = tmp_path / "bare.png"
+    Image.new("P", (4, 4)).save(path)
+    whole = path.read_bytes()
+    start = whole.index(b"PLTE") - 4
+    end = start + 12 + int.from_bytes(whole[start : start + 4], "big")
+    path.write_bytes(whole[:start] + whole[end:])
+    assert read_picture(path).size == (4, 4)
+
+
 def test_other_models_bring_code_that_is_not_run():
     with pytest.raises(UnsupportedTargetError, match="trust_remote_code=True"):
         load("inclusionAI/LLaDA2.1-mini")

@@ -291,13 +291,14 @@ def test_samples_of_several_channels_are_put_together_behind_a_flush_too():
 
 
 def test_a_byte_of_zero_ends_a_stream(address, samples):
-    """As Deepgram's own client for .NET can end it."""
+    """As Deepgram's own client for .NET can end it; within a sample it is half of that."""
+    first, *others = raw(samples, 16_000)[:3]
     with socket(address, RAW) as line:
-        for chunk in raw(samples, 16_000)[:3]:
-            line.send(chunk)
-        line.send(b"\0")
+        for data in (first + b"\1", b"\0", *others, b"\0"):
+            line.send(data)
         *ends, last = (json.loads(message) for message in line)
     assert last["type"] == "Metadata" and ends[-1]["channel"]["alternatives"][0]["transcript"]
+    assert last["duration"] == pytest.approx((len(first) + 2 + sum(map(len, others))) / 32_000)
 
 
 def test_clients_at_once_hear_what_each_would_alone_and_one_that_leaves_holds_nobody(address, listener, samples):
