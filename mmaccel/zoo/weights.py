@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..errors import UnsupportedTargetError, WeightsError, lacks_memory, unknown_name
+from ..errors import UnsupportedTargetError, WeightsError, unknown_name
 
-# How diffusers, which raises nothing of its own here, begins to say that a file is damaged or foreign.
-_DAMAGED, _FOREIGN = "Unable to load weights", "Cannot load"
+# How transformers and diffusers, which raise nothing of their own here, begin to say that a file is damaged or foreign.
+_DAMAGED = "Unable to load weights"
+_FOREIGN = "Cannot load", "Error(s) in loading", "You set `ignore_mismatched_sizes`", "We encountered some issues"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # by their names in safetensors
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -75,7 +76,7 @@ def load_pretrained(cls: Any, source: str | Path, dtype: torch.dtype | None = No
             raise
         raise WeightsError(f"the weights in {source} are damaged: fetch or install them again") from error
     except (RuntimeError, ValueError) as error:
-        if lacks_memory(error) or (isinstance(error, ValueError) and not str(error).startswith(_FOREIGN)):
+        if not str(error).startswith(_FOREIGN):  # a download that failed, or too little memory
             raise
         reason = str(error).splitlines()[0]
         raise WeightsError(f"the weights in {source} are not those of a {cls.__name__} ({reason})") from error

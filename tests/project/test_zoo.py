@@ -304,7 +304,12 @@ def test_weights_are_loaded_as_safetensors_and_ready_to_run(monkeypatch):
         (OSError("Unable to load weights from x"), WeightsError, "x are damaged: fetch or install"),
         (OSError("no such file"), OSError, "^no such file"),
         (RuntimeError("can't allocate memory: 9 bytes"), RuntimeError, "can't allocate memory"),
-        (RuntimeError("sizes\nand more"), WeightsError, r"not those of a Loaded \(sizes\)$"),
+        (RuntimeError("Data processing error: no space left"), RuntimeError, "^Data processing error"),
+        (
+            RuntimeError("Error(s) in loading it\nand more"),
+            WeightsError,
+            r"not those of a Loaded \(Error\(s\) in .* it\)$",
+        ),
         (ValueError("Cannot load it"), WeightsError, r"not those of a Loaded \(Cannot load it\)"),
         (ValueError("a wrong option"), ValueError, "^a wrong option"),
     ),

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -172,7 +173,7 @@ def test_a_compared_call_is_greedy_and_as_long_as_asked():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """What is asked of transformers, which finds a model or what it is told to raise."""
+    """What is asked of transformers without torchvision, which finds a model or what it is told to raise."""
     asked, found = [], {"model": visual_examples.onevision()[0], "processor": Processor(), "config": None}
     found["info"] = {"missing_keys": [], "mismatched_keys": []}
 
@@ -189,6 +190,7 @@ def hub(monkeypatch):
     ):
         cls = getattr(transformers, auto)
         monkeypatch.setattr(cls, "from_pretrained", lambda name, kind=kind, **more: from_pretrained(kind, name, **more))
+    monkeypatch.setitem(sys.modules, "torchvision", None)
     return asked, found
 
 

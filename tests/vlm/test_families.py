@@ -180,7 +180,12 @@ def test_frames_that_cannot_be_told_apart_are_said():
         (model, call(1), None),
         (packed, pictures, None),
     ):
-        for method in (vlm.DyCoke(keep=0.4), vlm.FrameFusion(keep=0.4, layer=4), vlm.FastV(keep=0.4)):
+        for method in (
+            vlm.DyCoke(keep=0.4),
+            vlm.FrameFusion(keep=0.4, layer=4),
+            vlm.StreamingCompression(keep=0.4),
+            vlm.FastV(keep=0.4),
+        ):
             with mmaccel.accelerate(target, method) as fast:
                 fast.generate(**given)
                 told = [line for line in fast.report.warnings if "no frames were compared with each other" in line]

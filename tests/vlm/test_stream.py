@@ -281,6 +281,41 @@ def test_a_model_may_be_off_loaded(parts, prefill):
     assert plain == other
 
 
+@pytest.mark.parametrize("first", ("push", "ask", "perplexity"))
+def test_passes_of_an_off_loaded_model_take_turns(parts, first):
+    """Of two threads, the one that leaves a layer would take the weights with which the other computes."""
+    model, processor = parts
+    away, clip, others = copy.deepcopy(model), frames(6), [None]
+    layer = away.model.language_model.layers[0].mlp.down_proj
+    forward = layer.forward
+
+    def meanwhile(states):
+        if not others:
+            others.append(pool.submit(calls["ask" if first == "push" else "push"], live))
+            wait(others, timeout=0.5)  # which is how long it waits if all is well
+        return forward(states)
+
+    layer.forward = meanwhile
+    cpu_offload(away, execution_device=torch.device("cpu"))
+    live, calm = (vlm.VideoStream(each, processor) for each in (away, model))
+    for stream in (live, calm):
+        stream.push(clip[:3])
+    calls = {
+        "push": lambda stream: stream.push(clip[3:]),
+        "ask": asked,
+        "perplexity": lambda stream: stream.perplexity("what moves up?", "rocket"),
+    }
+    with ThreadPoolExecutor(1) as pool:
+        others.clear()
+        expected, found = calls[first](calm), calls[first](live)
+        second = others[0].result()
+    if first == "push":
+        assert torch.equal(second, asked(calm))
+    else:
+        calm.push(clip[3:])
+        assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected)) and torch.equal(asked(live), asked(calm))
+
+
 class Stacking(OnevisionProcessor):
     """Stacks the frames of a video before it resizes them, as transformers' own do."""
 

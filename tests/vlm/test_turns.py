@@ -128,6 +128,20 @@ def test_a_baseline_between_two_turns_changes_nothing(llama, method):
             assert session.report.engaged and not session.report.warnings
 
 
+@pytest.mark.parametrize("method", METHODS[:2], ids=str)
+def test_a_cache_may_be_read_in_a_baseline(llama, method):
+    """The next call, whose layers have no cache, is not taken for one of that cache."""
+    model, _ = llama
+    ids, mask = examples.prompts(1, 60, pad=0)
+    alone = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "use_cache": False}
+    with mmaccel.accelerate(model, method) as session:
+        expected = session.generate(ids, **alone)
+        tokens, _, cache = turn(session, ids, mask, None)
+        with session.baseline() as plain:
+            plain.generate(tokens, past_key_values=cache, max_new_tokens=2, do_sample=False)
+        assert torch.equal(session.generate(ids, **alone), expected)
+
+
 @pytest.mark.parametrize(("length", "goes_on"), ((5, True), (40, False)))
 @pytest.mark.parametrize("policy", ("token_select", "recycled_attention"))
 def test_a_policy_begins_anew_after_a_turn_that_it_did_not_read(llama, policy, length, goes_on, monkeypatch):

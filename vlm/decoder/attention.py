@@ -47,7 +47,7 @@ class SessionAttention:
 
     def updated(self, layer: Any) -> None:
         """Note the views that one of our cache layers returned, which the next call receives."""
-        self._updated = weakref.ref(layer)
+        self._updated = weakref.ref(layer) if self.active else None  # detached, no call would take it away
 
     def __call__(
         self,

@@ -7,14 +7,33 @@ from typing import Any
 
 from PIL import Image
 
+from mmaccel.adapter import find_adapter
 from mmaccel.decoding.setting import setting
-from mmaccel.errors import PromptError, SettingError
+from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_number
 
+from ..families.llava_onevision import LlavaOnevisionAdapter
 from ..input.arguments import GUESSING
 from ..input.read_video import VideoFrames
 from .response_gate import ResponseGate
 from .streaming_compression import StreamingCompression
+
+
+def streaming_adapter(model: Any) -> LlavaOnevisionAdapter:
+    """The adapter of a model that can watch a stream.
+
+    Raises
+    ------
+    UnsupportedTargetError
+        If the model is of another family.
+    """
+    adapter = find_adapter(model)
+    if not isinstance(adapter, LlavaOnevisionAdapter) or not hasattr(model.model, "get_video_features"):
+        raise UnsupportedTargetError(
+            f"no streams for {type(model).__name__}: LlavaOnevisionForConditionalGeneration and"
+            " LlavaNextVideoForConditionalGeneration have them"
+        )
+    return adapter
 
 
 def check_settings(method: Any, memory: Any, gate: Any, prefill: Any, reread: Any) -> None:

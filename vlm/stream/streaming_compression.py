@@ -58,6 +58,7 @@ class StreamingCompression(Compressor):
         "Frames that come one by one, in a VideoStream with bounded memory.",
         "It knows no later frame, and can keep what a look at the whole clip would have dropped.",
     )
+    compares_frames: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

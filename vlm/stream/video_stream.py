@@ -11,17 +11,15 @@ from typing import Any, Self
 import torch
 from transformers import DynamicCache
 
-from mmaccel.adapter import find_adapter
 from mmaccel.cache.argument import cached
 from mmaccel.decoding.setting import pass_device
-from mmaccel.errors import PromptError, UnsupportedTargetError, unknown_name
-from mmaccel.locks import lock_of
+from mmaccel.errors import PromptError, unknown_name
+from mmaccel.locks import lock_of, pass_lock
 
 from ..answering import prepare
 from ..decoder.generation import copies
-from ..families.llava_onevision import LlavaOnevisionAdapter
 from ..input.processed import single_bos
-from .checks import check_answer, check_question, check_settings, frames_of, size_of
+from .checks import check_answer, check_question, check_settings, frames_of, size_of, streaming_adapter
 from .response_gate import ResponseGate
 from .stats import VideoStreamStats
 from .stream_cache import HEAD, StreamCache
@@ -39,7 +37,8 @@ class VideoStream:
 
     Each frame is pruned against the past as it comes (STC, 2025), in a vision tower that reuses what it computed of
     similar frames. Memory and the length of a prompt are bounded, however long the stream. One thread may push while
-    another asks: an answer is about the frames that were there when it was asked.
+    another asks: an answer is about the frames that were there when it was asked. Of an off-loaded model they take
+    turns, so that frames wait for an answer.
 
     Parameters
     ----------
@@ -89,12 +88,7 @@ class VideoStream:
         prefill: bool = False,
         reread: float | None = REREAD,
     ) -> None:
-        adapter = find_adapter(model)
-        if not isinstance(adapter, LlavaOnevisionAdapter) or not hasattr(model.model, "get_video_features"):
-            raise UnsupportedTargetError(
-                f"no streams for {type(model).__name__}: LlavaOnevisionForConditionalGeneration and"
-                " LlavaNextVideoForConditionalGeneration have them"
-            )
+        adapter = streaming_adapter(model)
         check_settings(method, memory, gate, prefill, reread)
         if policy not in POLICIES:
             raise unknown_name("policy", policy, POLICIES)
@@ -168,7 +162,7 @@ class VideoStream:
 
     def push_features(self, frames: torch.Tensor) -> None:
         """Take in what :meth:`features` made of them, and let the language model read it."""
-        with self._lock:
+        with pass_lock(self.model), self._lock:
             for features in frames:
                 self._remember(features)
                 if not self.prefill and sum(len(frame.tokens) for frame in self._waiting) >= AT_ONCE:
@@ -227,15 +221,16 @@ class VideoStream:
         """
         check_answer(self.model, more)
         config = more.get("generation_config")
-        ids, embeds, cache = self._prompt(question)
         bounded = config is not None and (config.max_new_tokens or config.max_length)
         if max_new_tokens is None and not bounded:
             max_new_tokens = LONGEST
         length = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
         more = {**({} if config else {"do_sample": False}), **length, **more}
-        cache.batch_repeat_interleave(copies(self.model, more))
-        mask = torch.ones_like(ids)
-        tokens = self.model.generate(input_ids=ids, inputs_embeds=embeds, attention_mask=mask, **cached(cache), **more)
+        with pass_lock(self.model):
+            ids, embeds, cache = self._prompt(question)
+            cache.batch_repeat_interleave(copies(self.model, more))
+            prompt = {"input_ids": ids, "inputs_embeds": embeds, "attention_mask": torch.ones_like(ids)}
+            tokens = self.model.generate(**prompt, **cached(cache), **more)
         return str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
 
     def has_news(self, question: str, answer: str) -> bool:
@@ -259,13 +254,15 @@ class VideoStream:
     @torch.no_grad()
     def perplexity(self, question: str, answer: str) -> float:
         """How little the model expects an answer, now: ``exp`` of the mean loss of its tokens."""
-        ids, embeds, cache = self._prompt(question)
-        words = self.processor.tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids.to(ids)
+        words = self.processor.tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids
         if not words.shape[1]:
             raise PromptError("the answer is empty: give what stream.ask returned")
-        both = torch.cat([embeds, self.model.get_input_embeddings()(words)], 1)
-        known = cache.get_seq_length()
-        output = self.model(inputs_embeds=both[:, known:], **cached(cache))
+        with pass_lock(self.model):
+            ids, embeds, cache = self._prompt(question)
+            words = words.to(ids)
+            both = torch.cat([embeds, self.model.get_input_embeddings()(words)], 1)
+            known = cache.get_seq_length()
+            output = self.model(inputs_embeds=both[:, known:], **cached(cache))
         logits = output.logits[0, ids.shape[1] - 1 - known : -1]
         return float(torch.nn.functional.cross_entropy(logits.float(), words[0]).exp())
 
