@@ -112,17 +112,22 @@ def left_out(folder: Path, batching: Batching) -> str:
     endings, others, links = batching.reads or (TEXT,), Counter[str](), list[str]()
     for place, folders, files in os.walk(folder):  # which passes over what it may not read
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        below = [os.path.join(place, name) for name in folders]
-        links += [os.path.relpath(path, folder) for path in below if os.path.islink(path)]
-        others.update(Path(name).suffix.lower() for name in files if not name.startswith("."))
+        visible = sorted(name for name in files if not name.startswith("."))
+        others.update(Path(name).suffix.lower() for name in visible)
+        below = [os.path.join(place, name) for name in (*folders, *visible)]
+        links += [shown(os.path.relpath(path, folder)) for path in below if _leads_to_no_file(path)]
     counts = [
         f"{count} x {shown(ending) if ending else 'no ending'}"
-        for ending, count in others.most_common()
+        for ending, count in sorted(others.items(), key=lambda found: (-found[1], found[0]))
         if ending not in endings
     ]
     said = [f"{_some(counts)} (what is read ends with {', '.join(endings)})"] if counts else []
-    said += [f"folders that are links, which are not followed: {_some([*map(shown, links)])}"] if links else []
+    said += [f"links to folders, which are not followed, or to nothing: {_some(links)}"] if links else []
     return f"left out of {folder}: {'; '.join(said)}" if said else ""
+
+
+def _leads_to_no_file(path: str) -> bool:
+    return os.path.islink(path) and not os.path.isfile(path)
 
 
 def _some(words: list[str]) -> str:
@@ -134,7 +139,7 @@ def _some(words: list[str]) -> str:
 def _of_folder(folder: Path, endings: tuple[str, ...], batching: Batching) -> Iterator[Item]:
     for path in sorted(folder.rglob("*")):
         place = path.relative_to(folder)
-        if path.suffix.lower() not in endings or not path.is_file() or any(p.startswith(".") for p in place.parts):
+        if path.suffix.lower() not in endings or any(p.startswith(".") for p in place.parts) or not path.is_file():
             continue
         key = place.with_suffix("").as_posix()
         value, problem = (str(path.absolute()), "") if batching.reads else _text(path)

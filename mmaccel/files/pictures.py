@@ -65,7 +65,7 @@ def on_white(picture: Image.Image) -> Image.Image:
     >>> on_white(Image.new("RGBA", (1, 1))).getpixel((0, 0))
     (255, 255, 255)
     """
-    if (picture.mode != "P" or picture.palette) and picture.has_transparency_data:  # which asserts that there is one
+    if (picture.mode != "P" or picture.palette) and picture.has_transparency_data:  # a file may have no palette
         ground = Image.new("RGBA", picture.size, "white")
         picture = Image.alpha_composite(ground, picture.convert("RGBA"))
     return picture.convert("RGB")

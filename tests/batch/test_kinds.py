@@ -82,7 +82,7 @@ def test_clips_of_texts(batch, tmp_path):
     (tmp_path / "texts" / "up.txt").write_text("rocket moves up, blue background")
     (tmp_path / "texts" / "down.md").write_text("rocket moves down, blue background")
     out, err, found = batch("video", tmp_path / "texts", "--format", ".gif", "--steps", "10", "--frames", "5")
-    assert f"left out of {tmp_path / 'texts'}: 1 x .md (what is read ends with .txt)" in err
+    assert f"left out of {tmp_path / 'texts'}: 1 x '.md' (what is read ends with .txt)" in err
     with Image.open(found["up.gif"]) as clip:
         assert clip.n_frames == 5
     assert "video.HeterogeneousSteps" in out and "20" in out
