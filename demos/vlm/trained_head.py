@@ -9,6 +9,7 @@ wanted: the very text of the model, in fewer passes and in less time than withou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
 from mmaccel.vlm.bench.language_tasks import load
 from mmaccel.vlm.bench.text import LOOKUP, MODES, NEW, Mode, Writing, looking_up, row, tables
-from mmaccel.vlm.bench.text_tasks import CHAT, Task, tasks
+from mmaccel.vlm.bench.text_tasks import Task, tasks
 
 HEAD = "smollm2-eagle"
 HALF = (Mode("greedy, bfloat16"), Mode("greedy, batch of 4, bfloat16", 4))
@@ -50,20 +51,21 @@ def asked(count: int) -> list[Task]:
     return [*known[:count], *(Task(KINDS[0], question) for question in MORE[:count]), *known[count:]]
 
 
-def measured(count: int, modes: list[str]) -> Any:
-    """A row for each entry and mode."""
+def measure(prompts: int, modes: list[str]) -> Iterator[dict[str, Any]]:
+    """The result after each way of writing."""
+    rows: list[dict[str, Any]] = []
     model, tokenizer = load()
     for mode in (each for each in ALL if each.name in modes):
         if mode in HALF:
             model.to(torch.bfloat16)
-        found = asked(count)
+        found = asked(prompts)
         batches = [found[start : start + mode.batch] for start in range(0, len(found), mode.batch)]
         running = [each for each in entries(model) if each.label != LOOKUP or mode.batch == 1]
         Runner(Writing(model, tokenizer, batches, mode), running, range(len(batches)), title=mode.name).run(
             warm_up=False
         )
-        for entry in running[1:]:
-            yield row(entry, running[0], mode, [batch[0].kind for batch in batches])
+        rows += [row(entry, running[0], mode, [batch[0].kind for batch in batches]) for entry in running[1:]]
+        yield results.result(rows)
 
 
 def page(result: dict[str, Any]) -> str:
@@ -84,17 +86,12 @@ def _same(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{one['quality']:.0%} of {one['method']}'s, {one['mode']}" for one in told)
 
 
-def measure(prompts: int, modes: list[str]) -> dict[str, Any]:
-    """Every way of writing."""
-    return results.result(measured(prompts, modes))
-
-
 if __name__ == "__main__":
     names = [mode.name for mode in ALL]
     pages.run(
         __doc__,
         page,
         measure,
-        prompts={"type": int, "default": len(CHAT), "help": "of each kind"},
+        prompts={"type": int, "default": 4, "help": "of each kind, and twice as many of free chat (default 4)"},
         modes={"nargs": "+", "choices": names, "default": names, "help": "how texts are written (default all)"},
     )
