@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .layers import AttentionReader, cache_layers, check_crop, layer_bytes, writable
+from .layers import AttentionReader, ReadByAttention, cache_layers, check_crop, layer_bytes, writable
 
 ROOM = 256  # slots for new tokens that are allocated with the kept ones
 
@@ -246,7 +246,7 @@ def _pick(values: Sequence[int], rows: torch.Tensor) -> list[int]:
     return [values[row] for row in rows.tolist()]
 
 
-class EvictingCache(Cache):
+class EvictingCache(ReadByAttention, Cache):
     """A cache that keeps chosen tokens of a prompt per key head, and every token after it.
 
     :meth:`EvictingLayer.keep` drops the others. Lengths stay those of the whole sequence, so that rotary
@@ -280,15 +280,6 @@ class EvictingCache(Cache):
             raise ValueError(f"EvictingCache(room={room}): room must be at least 1")
         self.shared = EvictingState(room)
         super().__init__(layers=cache_layers(config, lambda: layer(self.shared)))
-
-    @property
-    def reader(self) -> AttentionReader | None:
-        """The attention that accounts for dropped tokens, if any."""
-        return self.shared.reader
-
-    @reader.setter
-    def reader(self, reader: AttentionReader | None) -> None:
-        self.shared.reader = reader
 
     @property
     def peak(self) -> int:

@@ -21,6 +21,22 @@ class AttentionReader(Protocol):
         """The layer returned new views; the next attention call that gets them reads this layer."""
 
 
+class ReadByAttention:
+    """A cache whose layers attention of ours may read; they know it by the state that they share, not by the cache."""
+
+    shared: Any
+
+    @property
+    def reader(self) -> AttentionReader | None:
+        """The attention that reads the layers, if any."""
+        reader: AttentionReader | None = self.shared.reader
+        return reader
+
+    @reader.setter
+    def reader(self, reader: AttentionReader | None) -> None:
+        self.shared.reader = reader
+
+
 def cache_layers(config: Any, make: Callable[[], Any]) -> list[Any]:
     """A cache layer for each layer of the model: `make()` for full attention, transformers' own for the others.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .layers import AttentionReader, cache_layers
+from .layers import AttentionReader, ReadByAttention, cache_layers
 from .rollback import GROWTH, RollbackCache, RollbackLayer, Writing
 
 # `(q, k, lengths, *, count, state, scale) -> token_idx`, as in mmaccel.kernels.policies.DECODE
@@ -116,7 +116,7 @@ def _reordered(state: dict[str, Any], rows: tuple[int, ...], beams: torch.Tensor
     }
 
 
-class SelectingCache(RollbackCache):
+class SelectingCache(ReadByAttention, RollbackCache):
     """All keys and values in preallocated buffers, with a policy that chooses tokens at every step.
 
     By itself it is as exact as `DynamicCache`: the choice is made by :meth:`SelectingLayer.choose`, which
@@ -147,12 +147,3 @@ class SelectingCache(RollbackCache):
         super().__init__(config, expected)
         self.shared = SelectingState(policy)
         self.layers = cache_layers(config, lambda: SelectingLayer(self.writing, self.shared))
-
-    @property
-    def reader(self) -> AttentionReader | None:
-        """The attention that selects, if any."""
-        return self.shared.reader
-
-    @reader.setter
-    def reader(self, reader: AttentionReader | None) -> None:
-        self.shared.reader = reader
