@@ -42,8 +42,12 @@ def step_names(cls: Any) -> tuple[str, ...]:
     return next((names for names in named if set(STEPPED) <= set(names)), STEPPED)
 
 
-def made_steps(scheduler: Any, end: Any = None) -> int:
-    """Steps of a scheduler that a pipeline makes: fewer where another one, such as a refiner, is to `end` the run."""
+def made_levels(scheduler: Any, end: Any = None) -> list[float]:
+    """Noise levels of the steps that a pipeline makes: fewer where another, such as a refiner, is to `end` the run."""
+    return levels_of(scheduler)[: _made_steps(scheduler, end) + 1]
+
+
+def _made_steps(scheduler: Any, end: Any) -> int:
     times = scheduler.timesteps
     if is_ancestral_flow(scheduler):  # whose last timestep is where the last step ends
         return len(times) - 1

@@ -26,7 +26,7 @@ from mmaccel.stepping.tensors import change_of_shapes
 from .families.adapter import END, IN_CALLBACK, PipelineSession
 from .families.compiled import AGAIN, refuse_compiled_later
 from .families.families import arguments, latents_of, text_of
-from .samplers import first_step, levels_of, made_steps, step_names
+from .samplers import first_step, made_levels, step_names
 
 Forward = Callable[..., Any]
 IDLE = ("reused nothing: ", "are too few to forecast any")  # in warnings of runs that came to nothing
@@ -117,7 +117,7 @@ class RunFollower:
         """Begin a run of the steps that the scheduler has now."""
         self.timestep, self.branches, self.is_own = math.nan, Branches(), False
         given = self.session.memory.get(END) if self.is_called else None  # to a pipeline that does not keep it
-        levels = levels_of(self.scheduler)[: made_steps(self.scheduler, getattr(self.session.target, END, given)) + 1]
+        levels = made_levels(self.scheduler, getattr(self.session.target, END, given))
         self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ class RunFollower:
 
     def start(self, run: SamplerRun, step: int) -> None:
         """Start at a step, further down in image-to-image; of another pipeline's run no `denoising_end` is known."""
-        levels = levels_of(self.scheduler)[: made_steps(self.scheduler) + 1]
+        levels = made_levels(self.scheduler)
         if not (self.is_called or self.is_own) and len(run.levels) < len(levels):
             run.steps, run.levels = len(levels) - 1, levels
             self.drop()
