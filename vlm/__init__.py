@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from .context.marking import mark_contexts
     from .context.stored_context import StoredContext
     from .decoder.compress_kv import CompressKV
-    from .decoder.document_draft import DocumentDraft
-    from .decoder.eagle_draft import EagleDraft
-    from .decoder.fused_draft import FusedDraft
-    from .decoder.model_draft import ModelDraft
     from .decoder.prefill_drop import PrefillDrop
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
-    from .decoder.suffix_decoding import SuffixDecoding
-    from .decoder.text_draft import TextDraft
-    from .decoder.token_recycling import TokenRecycling
+    from .drafts.document_draft import DocumentDraft
+    from .drafts.eagle_draft import EagleDraft
+    from .drafts.fused_draft import FusedDraft
+    from .drafts.model_draft import ModelDraft
+    from .drafts.suffix_decoding import SuffixDecoding
+    from .drafts.text_draft import TextDraft
+    from .drafts.token_recycling import TokenRecycling
     from .encoders.fast_vggt import FastVGGT
     from .encoders.tca import TCA
     from .input.light_pipeline import LightPipeline

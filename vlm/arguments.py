@@ -51,7 +51,7 @@ def given_regions(session: Any, regions: list[Any], file: Path | None) -> dict[s
     SettingError
         If none does, and they are of a file that was named.
     """
-    from .decoder.document_draft import DocumentDraft
+    from .drafts.document_draft import DocumentDraft
 
     if any(isinstance(method, DocumentDraft) for method in session.plan.methods):
         return {"regions": regions}

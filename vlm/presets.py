@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mmaccel.presets import Preset
 
-from .decoder.fused_draft import FusedDraft
 from .decoder.sparse_prefill import SparsePrefill
+from .drafts.fused_draft import FusedDraft
 from .pruning.compressor import VISUAL_FAMILIES
 from .pruning.early_tom import EarlyTom
 from .pruning.vidcom2 import VidCom2

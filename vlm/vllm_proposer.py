@@ -12,7 +12,7 @@ from mmaccel.decoding.drafters.draft_method import DraftMethod
 from mmaccel.decoding.matching import Draft, Verdict
 from mmaccel.decoding.row_drafters import TextDrafter
 
-from .decoder.suffix_decoding import SuffixDecoding
+from .drafts.suffix_decoding import SuffixDecoding
 
 Tokens = list[int]
 

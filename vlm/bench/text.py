@@ -26,10 +26,10 @@ from mmaccel.comparison.runner import Runner
 from mmaccel.comparison.trial import Workload, seeded
 from mmaccel.session import Session
 
-from ..decoder.fused_draft import FusedDraft
-from ..decoder.suffix_decoding import SuffixDecoding
-from ..decoder.text_draft import TextDraft
-from ..decoder.token_recycling import TokenRecycling
+from ..drafts.fused_draft import FusedDraft
+from ..drafts.suffix_decoding import SuffixDecoding
+from ..drafts.text_draft import TextDraft
+from ..drafts.token_recycling import TokenRecycling
 from .language_tasks import MODEL, load
 from .text_tasks import Task, prompt, tasks
 from .timing import counted

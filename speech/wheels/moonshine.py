@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import weights
+from ..families import weights
 
 ASSETS = "assets/tiny-en"
 # Longest text of a call: 6.5 tokens for each of the 30 seconds that the model was trained on.

@@ -13,7 +13,7 @@ import torch
 
 from mmaccel.errors import WeightsError
 
-from . import weights
+from ..families import weights
 
 FOLDER = "model"
 SPECIFICATION = (6, "WhisperSpec")  # version of the container, and what it holds

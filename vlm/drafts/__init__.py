@@ -1,0 +1,1 @@
+"""Drafts for text decoders: exact text in fewer passes."""
