@@ -40,8 +40,9 @@ def run_compare(command: Command, arguments: argparse.Namespace) -> None:
     if arguments.output:
         check_format(arguments.output)
     check_writable(arguments.output)
+    ranks = Ranks.launched()  # before a model is loaded, so that "cuda" is the GPU of this process
     found = command.compare(arguments)
-    if Ranks.launched().rank > 0:
+    if ranks.rank > 0:
         return  # the first process prints and writes
     print(found, flush=True)
     if arguments.output:

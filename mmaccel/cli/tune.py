@@ -67,8 +67,9 @@ def run_tune(command: Command, arguments: argparse.Namespace) -> None:
         require_matplotlib()
     check_writable(arguments.output)
     check_writable(arguments.plot, "--plot")
+    ranks = Ranks.launched()  # before a model is loaded, so that "cuda" is the GPU of this process
     found = _tune(command, arguments)
-    if Ranks.launched().rank > 0:
+    if ranks.rank > 0:
         return  # the first process prints and writes
     print(found, flush=True)
     if arguments.output and found.plan is not None:

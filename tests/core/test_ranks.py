@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mmaccel.cli import main as cli
 from mmaccel.comparison import results
 from mmaccel.comparison.ranks import Ranks
+from mmaccel.errors import WeightsError
+from mmaccel.modality import get_modality
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no forks")
 SHARED = pytest.mark.parametrize("world", (2, 4))
@@ -85,6 +88,28 @@ def test_one_line_says_what_was_wrong_and_the_next_command_works(folder, world):
 def test_a_model_that_is_split_over_the_processes_is_refused(folder, world):
     for _, said in told(folder, world, "split"):
         assert said.startswith("Walker is split over the processes") and "leave out ranks=True" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    (
+        ["compare", "video", "a fox"],
+        ["compare", "speech", "talk.wav"],
+        ["tune", "video", "a fox", "--method", "video.EasyCache", "--floor", "30"],
+    ),
+    ids=" ".join,
+)
+def test_processes_are_connected_before_the_model_is_loaded(words, monkeypatch):
+    """That gives each of them a GPU of its own, on which "cuda" then loads the model."""
+    done = []
+
+    def opened(*_):
+        done.append("opened")
+        raise WeightsError("enough")
+
+    monkeypatch.setattr(Ranks, "launched", lambda: done.append("connected") or Ranks())
+    monkeypatch.setattr(type(get_modality(words[1])), "open", opened)
+    assert cli.main(words) == 2 and done == ["connected", "opened"]
 
 
 def test_without_a_launch_nothing_is_shared():
