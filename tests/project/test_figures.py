@@ -12,6 +12,8 @@ from mmaccel.comparison import results
 from mmaccel.demos.pages import readme_figures
 from mmaccel.image.bench import page as image_page
 from mmaccel.tuning.curve import NEAR
+from mmaccel.vlm.bench.text import MODES, NEW
+from mmaccel.vlm.bench.text_tasks import tasks
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # Speed-ups, shares, decibels: what is measured. Settings and versions stand without a unit.
@@ -40,6 +42,14 @@ def test_the_readme_tells_what_speaks_against_it():
     )
     machines = {machine["processor"].replace("(R)", "").removesuffix(" Processor") for machine in found}
     assert {line.split("|")[-2].strip() for line in lines} == machines
+
+
+def test_the_readme_writes_text_as_its_figure_was_measured():
+    """Greedily, which a pipeline does only if it is told, with as many tokens, from a prompt of a measured kind."""
+    snippet, _, block = README.partition("**Language models**")[2].partition("<!-- figures: text -->")
+    assert "x** greedy on" in block.partition("<!-- end -->")[0] and MODES[0].sampling == {"do_sample": False}
+    assert f"max_new_tokens={NEW}, do_sample=False)" in snippet and "Summarize" in snippet
+    assert any(task.kind == "summary" and task.prompt.startswith("Summarize") for task in tasks(1))
 
 
 def test_the_readme_has_no_figure_that_is_typed():
