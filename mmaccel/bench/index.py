@@ -32,8 +32,8 @@ linked pages.
 
 *speed-up* is against the plain run of the same model in the same alternation. *exact* keeps the plain output, or its
 distribution. The plots have time to the left and quality upwards: the top left corner is where one wants to be.
-`mmaccel bench all --page FOLDER` measures everything on your machine, `mmaccel bench difference OLD.json NEW.json`
-compares two results, and `mmaccel tune` does the same for one method on your own model and input."""
+`mmaccel bench all --page FOLDER` measures all of this page on your machine, `mmaccel bench difference OLD.json
+NEW.json` compares two results, and `mmaccel tune` does the same for one method on your own model and input."""
 
 
 def write(folder: Path, benchmarks: Sequence[Benchmark]) -> list[Path]:
