@@ -722,6 +722,8 @@ def test_transcribe_is_the_stream(tmp_path):
     assert list(made.segments) == finals(events)
     assert made.text.split() == [f"w{word}" for word in WORDS] == [word.text for word in made.words]
     assert made == transcript(events, stats) == transcribe_samples(samples.numpy(), recognizer(), progress=False)
+    assert stats.word_lag.heard and not made.stats.word_lag.heard and not made.stats.finalisation.heard
+    assert len(str(made.stats).splitlines()) == 4, "nobody waited for a recording: nothing is told of lags"
     made.save(tmp_path / "talk.srt")
     assert "w91" in (tmp_path / "talk.srt").read_text()
 
@@ -731,6 +733,13 @@ def test_a_recogniser_from_what_is_given():
     made = as_recognizer(moonshine_streaming(**ENCODER), processor, "energy", 77)
     assert made.adapter.processor is processor and made.context == 77 and isinstance(made.endpoint, EnergyEndpoint)
     assert as_recognizer(made, None, "auto", 200) is made
+
+
+def test_a_name_brings_a_processor_unless_another_is_given(monkeypatch):
+    own, other = Letters(), Letters()
+    monkeypatch.setattr("mmaccel.speech.stream.transcribe.load", lambda _: (moonshine_streaming(**ENCODER), own))
+    for given, used in ((None, own), (other, other)):
+        assert as_recognizer("a name", given, "energy", 0).adapter.processor is used
 
 
 @pytest.mark.parametrize(
