@@ -38,7 +38,11 @@ class ChatAdapter(WrittenAdapter):
     longest = 30.0
     tokens_per_second = 17.0  # of any language: their authors let some 500 tokens follow, here of `longest`
     spare_tokens: ClassVar[int] = 16  # some write the language first
-    advice: ClassVar[str] = "its streams verify drafts by themselves: take speech.StreamingRecognizer"
+    beside = frozenset({"vlm"})  # the decoder, which also answers questions about sound
+    advice: ClassVar[str] = (
+        "its streams verify drafts by themselves: take speech.StreamingRecognizer for what is said, and vlm.FusedDraft"
+        " for answers to questions about sound"
+    )
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
