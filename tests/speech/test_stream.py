@@ -735,13 +735,6 @@ def test_a_recogniser_from_what_is_given():
     assert as_recognizer(made, None, "auto", 200) is made
 
 
-def test_a_name_brings_a_processor_unless_another_is_given(monkeypatch):
-    own, other = Letters(), Letters()
-    monkeypatch.setattr("mmaccel.speech.stream.transcribe.load", lambda _: (moonshine_streaming(**ENCODER), own))
-    for given, used in ((None, own), (other, other)):
-        assert as_recognizer("a name", given, "energy", 0).adapter.processor is used
-
-
 @pytest.mark.parametrize(
     "given", ({"processor": "letters"}, {"endpoint": "energy"}, {"context": 0}, {"rejoin": 14.0}), ids=str
 )
@@ -795,13 +788,15 @@ def test_what_transcribe_is_told_reaches_the_recogniser(monkeypatch):
     assert seen[2] == ("whisper", "letters", "energy", 7, other) and seen[3] == ("sound of talk.wav", "asr", True)
 
 
-def test_a_name_is_loaded_with_its_own_processor(monkeypatch):
+def test_a_name_brings_a_processor_unless_another_is_given(monkeypatch):
     named, adapter = [], ScriptedAdapter()
     monkeypatch.setattr(
         "mmaccel.speech.stream.transcribe.load", lambda name: named.append(name) or (adapter, "letters")
     )
-    made = as_recognizer("moonshine-tiny", "another", "energy", 7)
-    assert named == ["moonshine-tiny"] and type(made.adapter) is type(adapter) and made.adapter.processor == "letters"
+    for given, used in ((None, "letters"), ("another", "another")):
+        made = as_recognizer("moonshine-tiny", given, "energy", 7)
+        assert type(made.adapter) is type(adapter) and made.adapter.processor == used
+    assert named == ["moonshine-tiny"] * 2
 
 
 def test_a_recording_that_is_missing_is_noticed_before_a_model_is_loaded(monkeypatch):
