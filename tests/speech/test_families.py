@@ -206,6 +206,7 @@ def test_drafts_save_passes_of_a_language_model():
     wrong = [5, *plain.tokens[2:9], 7, *plain.tokens[9:]]
     drafted = found.decode(encoded, prompt, wrong)
     assert drafted.tokens == plain.tokens and drafted.forwards < plain.forwards / 2
+    assert found.limit(30) > 30 * 18, "a fast speaker of Hindi, five or six tokens a word and three words a second"
 
 
 @pytest.mark.parametrize("name", CHAT)
