@@ -63,7 +63,6 @@ class BlockDecoder(Follower):
 
     def _know_nothing(self) -> None:
         """Of the arguments of a call that is not the session's."""
-        self.prepared = False
         self.ends = TextEnds(self.adapter.target.eos_token_id, self._looks)
         self.guide: Any = None  # a causal model of the same vocabulary, of the call
 
@@ -71,8 +70,8 @@ class BlockDecoder(Follower):
         """Forget the last run of the pipeline; `length` tokens are a block of the next."""
         self.length, self.learned = length, dict[str, Any]()
         self.most_learned = 0  # bytes
-        self.samples = False  # whether steps draw tokens at random
         self.computed, self.passes, self.changed = 0.0, 0, 0
+        self.samples = False  # whether steps draw tokens at random
         self.acted = 0  # steps in which the rule committed more than the pipeline, or had it decide by other logits
         self.threshold: float | None = None  # by which the pipeline committed beside the rule
         self.plain_steps = self.block_steps = 0.0  # that the pipeline would have made, in all and for this block
@@ -96,10 +95,10 @@ class BlockDecoder(Follower):
 
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
         pipe = self.adapter.target
-        if not self.prepared:
+        if not self.called:
             self._know_nothing()
         self._begin(kwargs.get("block_length") or pipe.scheduler.config.block_length)
-        if self.prepared:
+        if self.called:
             self._tell_exactness(getattr(pipe.model, "block_length", self.length))
         return original(*args, **kwargs)
 
@@ -130,9 +129,9 @@ class BlockDecoder(Follower):
             report.warnings.append(
                 f"the call's threshold={self.threshold:g} commits all that {type(self.rule).__name__} would: pass"
                 " threshold=2, so that it decides alone"
+            )
         if self.samples:
             report.warnings += self.unsampled
-            )
         if not report.engaged and not report.warnings:
             report.warnings.append("no step was changed: each block took the pipeline's own steps")
 
@@ -157,10 +156,9 @@ class BlockDecoder(Follower):
         self.computed += share
         return logits
 
-    def _step(self, original: Step, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, original: Step, model_output: torch.Tensor, **kwargs: Any) -> Any:
         """In place of the scheduler's step."""
-        names = ("model_output", "timestep", "sample")
-        kwargs.update(zip(names, args, strict=False))
+        kwargs["model_output"] = model_output
         sample, mask = kwargs["sample"], kwargs.get("mask_token_id")
         if mask is None:
             return original(**kwargs)
@@ -196,15 +194,15 @@ class BlockDecoder(Follower):
         """Of positions of a block `[B, L]`, those in texts that have not ended."""
         return places if self.finished is None else places & ~self.finished[:, None]
 
-    def _continue(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _continue(self, original: Callable[..., Any], step_idx: int, **kwargs: Any) -> Any:
         """Whether the pipeline stays with a block: as long as it would without jumps."""
         self.ends.known = True  # where texts end early, it has looked for their ends
         if self.verifier is not None and self.call is not None and self.verifier.foresees:
             block = self.call[1][:, -self.length :]
             waiting = self._waiting(block)
             rests = bool((block == self.mask).any()) and not waiting.any()
-            kwargs["step_idx"] = int(self.block_steps) if rests else self.verifier.reached(waiting)
-        return original(*args, **kwargs)
+            step_idx = int(self.block_steps) if rests else self.verifier.reached(waiting)
+        return original(step_idx, **kwargs)
 
     def _seen_otherwise(self, original: Step, **kwargs: Any) -> Any:
         """The scheduler's step, by logits that methods have changed."""
@@ -292,7 +290,6 @@ class BlockDecoder(Follower):
         given = kwargs.get("eos_token_id")
         self.ends = TextEnds(self.adapter.target.eos_token_id if given is None else given, self._looks)
         self.ends.know(self.ends.token if kwargs.get("eos_early_stop", True) else None)
-        self.prepared = True
 
 
 def _repeated(value: Any, count: int) -> Any:

@@ -86,10 +86,9 @@ class PictureDecoder(Follower):
             self.logits = logits = _some(original, rows, input_ids, kwargs)
         return torch.cat([logits[half:]] * 2) if late else logits
 
-    def _step(self, original: Step, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, original: Step, model_output: torch.Tensor, **kwargs: Any) -> Any:
         """In place of the scheduler's step: what it draws, at the positions that the rule and it commit."""
-        names = ("model_output", "timestep", "sample")
-        kwargs.update(zip(names, args, strict=False))
+        kwargs["model_output"] = model_output
         sample, in_full = kwargs["sample"], kwargs.pop("return_dict", True)
         masked = sample == self.scheduler.config.mask_token_id
         if self.logits is not None and self.guided is None:
