@@ -177,7 +177,7 @@ def stable_video():
     sizes = {name: value for name, value in sizes.items() if name not in ("norm_num_groups", "attention_head_dim")}
     pipe = diffusers.StableVideoDiffusionPipeline(
         vae=untrained(lambda: diffusers.AutoencoderKLTemporalDecoder(block_out_channels=(32,), latent_channels=4), 0),
-        image_encoder=encoder,
+        image_encoder=CLIPVisionModelWithProjection(CLIPVisionConfig(**vision)),
         unet=untrained(lambda: diffusers.UNetSpatioTemporalConditionModel(**sizes | blocks), 0),
         scheduler=diffusers.EulerDiscreteScheduler(
             prediction_type="v_prediction", timestep_type="continuous", sigma_min=0.002, sigma_max=700.0,
