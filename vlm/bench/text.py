@@ -23,7 +23,7 @@ from mmaccel.bench.winners import Figure, speed, who_wins
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
-from mmaccel.comparison.trial import Workload, seeded
+from mmaccel.comparison.trial import Workload, counted, seeded
 from mmaccel.method import Method
 from mmaccel.session import Session
 
@@ -33,7 +33,6 @@ from ..drafts.text_draft import TextDraft
 from ..drafts.token_recycling import TokenRecycling
 from .language_tasks import MODEL, load
 from .text_tasks import Task, prompt, tasks
-from .timing import counted
 
 NEW = 160
 OURS = (SuffixDecoding(), TokenRecycling(), FusedDraft(), TextDraft())
