@@ -503,6 +503,23 @@ def test_a_processor_of_the_user_is_shown_batches_only_whole(llama, batch, reaso
         assert torch.equal(fast.generate(**given), plain) and fast.report.warnings == ([said] if batch > 1 else [])
 
 
+class PrefixConstrainedLogitsProcessor(Mine):
+    """Not that of transformers, but for the name."""
+
+    rowwise = True
+
+
+def test_a_processor_of_transformers_that_looks_at_the_whole_batch_is_named_without_advice_on_its_class(llama):
+    said = "PrefixConstrainedLogitsProcessor looks at the whole batch: give one text at a time for drafts"
+    given = call(2, prefix_allowed_tokens_fn=lambda row, ids: list(range(4, 40)))
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.warnings == [f"the model's own loop ran: {said}"]
+        fast.generate(**call(2, logits_processor=LogitsProcessorList([PrefixConstrainedLogitsProcessor()])))
+        assert fast.report.details["accepted"] and not fast.report.warnings
+
+
 class Judge(torch.nn.Linear):
     """As large as a model of its own may be."""
 
