@@ -244,9 +244,14 @@ def fill(report: Report, run: DraftedRun) -> None:
     if run.chains:
         report.details["chains"] = run.chains
     if stats.forwards and not stats.accepted:
-        report.warnings.append(
-            f"none of {stats.drafted} drafted tokens was right: this text does not repeat itself"
-            if stats.drafted
-            else f"nothing was drafted: {run.method.silent}"
-        )
+        report.warnings.append(_why_nothing(run))
     run.method.tell(report, run.given)
+
+
+def _why_nothing(run: DraftedRun) -> str:
+    """Why no draft of a call was accepted."""
+    if run.stats.drafted:
+        return f"none of {run.stats.drafted} drafted tokens was right: this text does not repeat itself"
+    is_one = run.plain_forwards == 1
+    why = "the answer is one token, which the pass over the prompt gives" if is_one else run.method.silent
+    return f"nothing was drafted: {why}"

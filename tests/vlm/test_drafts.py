@@ -616,10 +616,13 @@ def test_other_loops_of_generate_stay_what_they_are(llama, setting):
 
 
 def test_a_text_without_drafts_says_why(llama):
-    given = call(max_new_tokens=1)
     with mmaccel.accelerate(llama, FusedDraft()) as fast:
-        fast.generate(**given)
-    assert fast.report.warnings == ["nothing was drafted: no guess was worth what a wider pass costs"]
+        fast.generate(**call(max_new_tokens=2))
+        assert fast.report.warnings == ["nothing was drafted: no guess was worth what a wider pass costs"]
+        for batch in (1, 3):
+            fast.generate(**call(batch, max_new_tokens=1))
+            said = "nothing was drafted: the answer is one token, which the pass over the prompt gives"
+            assert fast.report.warnings == [said]
 
 
 def test_what_a_session_keeps_is_bounded(llama):
