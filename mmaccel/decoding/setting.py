@@ -33,6 +33,13 @@ def give_cache(model: Any, kwargs: dict[str, Any], cache: Any) -> None:
         kwargs["cache_implementation"] = None
 
 
+def asks_router_logits(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the passes of a call tell what chose their experts, as checkpoints trained with that loss may say."""
+    configs = model.config, model.config.get_text_config(decoder=True)
+    told = [kwargs.get("output_router_logits"), *(getattr(each, "output_router_logits", False) for each in configs)]
+    return any(told)
+
+
 def why_no_cache(model: Any) -> str | None:
     """Why a model keeps no cache while it generates; None if it does."""
     if getattr(model, "is_gradient_checkpointing", False) and model.training:

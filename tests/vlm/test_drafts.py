@@ -18,6 +18,7 @@ from draft_models import (
     jamba,
     lfm2,
     mistral,
+    mixtral,
     qwen3_next,
     recurrent_gemma,
 )
@@ -91,6 +92,22 @@ def test_caches_of_other_kinds(build, method):
     cache = result.past_key_values
     assert cache.get_seq_length() == plain.shape[1] - 1
     assert not any(getattr(layer, "record_past", False) for layer in cache.layers), "it forgets again what it may"
+
+
+@pytest.mark.parametrize("build", (mixtral, qwen3_next), ids=("trees", "chains"))
+@pytest.mark.parametrize("method", METHODS[:3], ids=IDS[:3])
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (1, 5), (3, 0), (3, 5)))
+def test_router_logits_are_left_out(build, method, batch, pad):
+    """Which a config asks for that was trained with their loss: that takes no mask of a pass over drafts."""
+    model, given = build(), call(batch, pad)
+    plain = model.generate(**given)
+    for config, argument in ((True, {}), (False, {"output_router_logits": True})):
+        model.config.output_router_logits = config
+        with mmaccel.accelerate(model, method) as fast:
+            for _ in range(2):
+                assert torch.equal(fast.generate(**given, **argument), plain)
+            assert fast.report.details["accepted"] > 0
+        assert model.config.output_router_logits is config
 
 
 @pytest.mark.parametrize("build", (qwen3_next, falcon_h1, lfm2), ids=lambda build: build.__name__)
