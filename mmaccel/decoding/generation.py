@@ -30,7 +30,7 @@ from .generated_texts import GeneratedTexts
 from .loop import draft_and_verify
 from .passes.slots import unfit_for_rows
 from .row_drafters import RowDrafters
-from .setting import setting, tokens_made
+from .setting import leave_out, setting, tokens_made
 from .stats import Stats
 from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_model, unfit_states
 
@@ -141,7 +141,7 @@ def _stop_at_strings(model: Any, kwargs: dict[str, Any]) -> None:
     if strings is not None and tokenizer is not None:
         criterion = StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
         kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or ()), criterion])
-        kwargs["stop_strings"] = None
+        leave_out(model, kwargs, "stop_strings")
 
 
 def decode(

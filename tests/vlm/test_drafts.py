@@ -28,6 +28,7 @@ from transformers import (
     DeepseekV4ForCausalLM,
     DynamicCache,
     Gemma3ForCausalLM,
+    GenerationConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
@@ -35,6 +36,7 @@ from transformers import (
     StopStringCriteria,
     SynthIDTextWatermarkingConfig,
 )
+from transformers.generation import utils
 
 import mmaccel
 from mmaccel.decoding.generated_text import copied
@@ -443,7 +445,7 @@ def test_a_streamer_of_a_batch_is_given_a_token_of_every_text_at_a_time(llama):
     target.remove()
 
 
-def test_a_text_stops_at_strings():
+def test_a_text_stops_at_strings(monkeypatch):
     """Of which each byte is a token."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     bare = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
@@ -456,9 +458,14 @@ def test_a_text_stops_at_strings():
     several = call(3, stop_strings=[end], tokenizer=tokenizer)
     plain, together = model.generate(**given), model.generate(**several)
     assert plain.shape[1] < call()["input_ids"].shape[1] + NEW
+    config = GenerationConfig(max_new_tokens=NEW, stop_strings=[end])
+    told = []
+    monkeypatch.setattr(utils.logger, "warning_once", told.append)
     with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
         assert torch.equal(fast.generate(**given), plain)
         assert not any("own loop" in warning for warning in fast.report.warnings)
+        configured = fast.generate(call()["input_ids"], generation_config=config, tokenizer=tokenizer)
+        assert torch.equal(configured, plain) and config.stop_strings == [end] and not told
         assert torch.equal(fast.generate(**several), together)
         assert "is written on until all have ended" in fast.report.warnings[0]
     drafts, criterion = FusedDraft(always=True).custom_generate(), StopStringCriteria(tokenizer, [end])
