@@ -1,7 +1,10 @@
 """Bad arguments are a ValueError that names them; plans check themselves; ops work under torch.compile's fakes."""
 
 import re
+import subprocess
+import sys
 import threading
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -251,10 +254,32 @@ def test_backends():
         kernels.block_sparse_attention(Q, K, K)
 
 
-def test_triton_runs_where_it_can(monkeypatch):
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of a compute capability, and the driver of a Triton that has a compiler or an error in its place."""
+
+    def made(capability=(9, 0), error=None):
+        def target():
+            if error is not None:
+                raise error
+
+        driver = SimpleNamespace(active=SimpleNamespace(get_current_target=target))
+        monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+        monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace(driver=driver))
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+        monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+        dispatch.runs_triton.cache_clear()
+        return torch.device("cuda")
+
+    yield made
+    dispatch.runs_triton.cache_clear()
+
+
+def test_triton_runs_where_it_can(monkeypatch, gpu):
+    cuda, cpu = gpu(), torch.device("cpu")
     for there, chosen in ((True, "triton"), (False, "native")):
         monkeypatch.setattr(dispatch, "has_triton", lambda there=there: there)
+        dispatch.runs_triton.cache_clear()
         assert kernels.choose(cuda) == chosen and kernels.choose(cpu) == "native"
     with kernels.backend("triton"), pytest.raises(ValueError, match="Triton is not installed"):
         dispatch.implementation(cuda)
@@ -262,6 +287,33 @@ def test_triton_runs_where_it_can(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with kernels.backend("triton"), pytest.raises(ValueError, match="needs CUDA tensors, got cpu"):
         dispatch.implementation(cpu)
+
+
+OBSTACLES = {
+    "compiler": (RuntimeError("Failed to find C compiler.\nPlease specify one"), "Failed to find C compiler."),
+    "headers": (subprocess.CalledProcessError(1, ["gcc", "main.c"]), "Command '['gcc', 'main.c']' returned non-zero"),
+    "cache": (PermissionError(13, "Permission denied", "/.triton"), "[Errno 13] Permission denied: '/.triton'"),
+    "unsaid": (ImportError(), "ImportError"),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_where_triton_cannot_compile_torchs_own_ops_run_and_a_warning_says_so(gpu, name):
+    error, said = OBSTACLES[name]
+    cuda = gpu(error=error)
+    with pytest.warns(UserWarning, match=re.escape(f"on cuda, since Triton cannot run: {said}")) as warned:
+        assert [kernels.choose(cuda), kernels.choose(cuda)] == ["native", "native"]
+    assert len(warned) == 1 and "\n" not in str(warned[0].message)
+    with kernels.backend("triton"):
+        assert kernels.choose(cuda) == "triton", "who asks for it gets its error"
+
+
+def test_triton_is_not_asked_on_gpus_that_it_does_not_support(gpu, monkeypatch):
+    with pytest.warns(UserWarning, match=r"compute capability is 7\.5, and Triton supports 8\.0 and up"):
+        assert kernels.choose(gpu((7, 5))) == "native"
+    assert kernels.choose(gpu((8, 0))) == kernels.choose(gpu((12, 0))) == "triton"
+    monkeypatch.setattr("torch.version.hip", "7.0")  # AMD's numbers are others
+    assert kernels.choose(gpu((7, 5))) == "triton"
 
 
 def test_triton_is_looked_for_and_not_imported(monkeypatch):
