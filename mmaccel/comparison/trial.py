@@ -199,3 +199,11 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Gene
     with forked_rng():
         torch.manual_seed(seed)  # which seeds all devices
         yield torch.Generator(device).manual_seed(seed)
+
+
+@contextmanager
+def counted(model: Any) -> Iterator[list[int]]:
+    """As many numbers as the model makes passes inside this block."""
+    passes = list[int]()
+    with model.register_forward_pre_hook(lambda *_: passes.append(1)):
+        yield passes
