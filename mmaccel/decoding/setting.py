@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ import torch
 from mmaccel import private
 from mmaccel.cache.argument import cached
 
-# Names of the usual cache: checkpoints of Gemma say "hybrid", which `generate` takes back itself.
-USUAL_CACHE = ("dynamic", "hybrid")
+TAKEN_BACK = "hybrid"  # a name of the usual cache, which checkpoints of Gemma say and `generate` takes back itself
+USUAL_CACHE = ("dynamic", TAKEN_BACK)
 
 
 def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
@@ -29,8 +30,25 @@ def give_cache(model: Any, kwargs: dict[str, Any], cache: Any) -> None:
     """Put a cache into the arguments of a call in place of the name of one: `generate` does not take both."""
     kwargs.pop("past_key_values", None)  # given as None, by its name before transformers 5.24
     kwargs.update(cached(cache))
-    if _asked(model, kwargs, "cache_implementation") is not None:
-        kwargs["cache_implementation"] = None
+    if _asked(model, kwargs, "cache_implementation") not in (None, TAKEN_BACK):
+        leave_out(model, kwargs, "cache_implementation")
+
+
+def leave_out(model: Any, kwargs: dict[str, Any], name: str) -> None:
+    """Take a setting out of a call that has it, as one that is None."""
+    if _asked(model, {**kwargs, "generation_config": None}, name) is not None:
+        kwargs[name] = None  # which alone counts more than what the model's own config says
+        return
+    config = copy.copy(kwargs["generation_config"])  # beside one, `generate` warns of any setting as an argument
+    setattr(config, name, None)
+    kwargs["generation_config"] = config
+
+
+def asks_router_logits(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the passes of a call tell what chose their experts, as checkpoints trained with that loss may say."""
+    configs = model.config, model.config.get_text_config(decoder=True)
+    told = [kwargs.get("output_router_logits"), *(getattr(each, "output_router_logits", False) for each in configs)]
+    return any(told)
 
 
 def why_no_cache(model: Any) -> str | None:
@@ -79,14 +97,25 @@ def mask_of(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     return private.padding_mask(model, kwargs["input_ids"], pad, end)
 
 
-def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
+def _begins(ids: torch.Tensor, start: Any) -> bool:
+    """Whether all rows of `[B, L]` begin with this token, or each with its own."""
+    return ids.shape[1] > 0 and bool((ids[:, 0] == torch.as_tensor(start, device=ids.device)).all())
+
+
+def tokens_made(result: Any, kwargs: dict[str, Any], start: Any = None) -> int:
     """Tokens behind the prompts, in all rows; padding of texts that ended before others counts.
 
-    0 where a `custom_generate` of the caller gave something else.
+    0 where a `custom_generate` of the caller gave something else. `start` is the token that texts of an encoder-decoder
+    begin with, and None of a decoder.
     """
-    sequences = result if isinstance(result, torch.Tensor) else getattr(result, "sequences", None)
+    found = result.get("sequences") if isinstance(result, dict) else getattr(result, "sequences", None)
+    sequences = result if isinstance(result, torch.Tensor) else found
     if sequences is None:
         return 0
+    if start is not None:
+        ids = kwargs.get("decoder_input_ids", sequences[:, :0])
+        given = ids.shape[1] + _begins(sequences, start) - _begins(ids, start)  # Whisper leaves both out of its results
+        return int(sequences[:, given:].numel())
     ids = prompt_ids(kwargs)
     begun = kwargs.get("inputs_embeds") is None  # with the token that texts begin with, where there is no prompt
     given = int(begun) if ids is None else ids.shape[-1]
