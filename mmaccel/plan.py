@@ -61,6 +61,11 @@ class Plan:
         """Whether every method keeps the distribution of the target's output."""
         return all(method.exact for method in self.methods)
 
+    @property
+    def call_arguments(self) -> frozenset[str]:
+        """Arguments of a call that its methods take for themselves."""
+        return frozenset().union(*(method.call_arguments for method in self.methods))
+
     def __str__(self) -> str:
         lines = [f"plan for {self.family} ({_kind(self.exact)})"]
         for method in self.methods:
