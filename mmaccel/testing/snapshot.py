@@ -46,6 +46,8 @@ def _parts(target: Any) -> Iterator[tuple[str, Any]]:
 def _value(value: Any, is_module: bool) -> Any:
     if isinstance(value, torch.Tensor):  # a module may renew one in each run, as Qwen's `rope_deltas`: same values
         return value.shape, value.dtype, _bits(value) if is_module else None
+    if isinstance(value, list) and not is_module:  # what a multistep scheduler has of its last run
+        return [_value(item, False) for item in value]
     if isinstance(value, dict):
         return {key: (id(item), _bits(item) if isinstance(item, torch.Tensor) else None) for key, item in value.items()}
     if isinstance(value, bool | int | float | str | type(None)):

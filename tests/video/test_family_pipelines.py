@@ -12,9 +12,19 @@ from diffusers.modular_pipelines.stable_diffusion_xl.before_denoise import (
 )
 from diffusers.modular_pipelines.stable_diffusion_xl.denoise import StableDiffusionXLDenoiseStep
 from diffusers.modular_pipelines.wan.modular_blocks_wan import WanCoreDenoiseStep
+from diffusers.pipelines.ace_step.modeling_ace_step import AceStepConditionEncoder
+from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 from diffusion_loop import noise
 from PIL import Image
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+from transformers import (
+    CLIPImageProcessor,
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    T5Config,
+    T5EncoderModel,
+)
 
 import mmaccel
 from mmaccel import video
@@ -154,6 +164,71 @@ def control():
     return diffusers.FluxControlNetPipeline(**parts, controlnet=net), call
 
 
+def stable_video():
+    """SVD: a clip from a picture, each frame with a guidance of its own, by the sampler it is released with."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    encoder = CLIPVisionModelWithProjection(
+        CLIPVisionConfig(**vision, image_size=224, patch_size=112, projection_dim=32)
+    )
+    sizes = {**UNET, "block_out_channels": (32, 64), "cross_attention_dim": 32, "num_attention_heads": 2}
+    sizes |= {"in_channels": 8, "addition_time_embed_dim": 32, "projection_class_embeddings_input_dim": 96}
+    blocks = {"down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal")}
+    blocks |= {"up_block_types": ("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal")}
+    sizes = {name: value for name, value in sizes.items() if name not in ("norm_num_groups", "attention_head_dim")}
+    pipe = diffusers.StableVideoDiffusionPipeline(
+        vae=untrained(lambda: diffusers.AutoencoderKLTemporalDecoder(block_out_channels=(32,), latent_channels=4), 0),
+        image_encoder=CLIPVisionModelWithProjection(CLIPVisionConfig(**vision)),
+        unet=untrained(lambda: diffusers.UNetSpatioTemporalConditionModel(**sizes | blocks), 0),
+        scheduler=diffusers.EulerDiscreteScheduler(
+            prediction_type="v_prediction", timestep_type="continuous", sigma_min=0.002, sigma_max=700.0,
+            use_karras_sigmas=True,
+        ),
+        feature_extractor=CLIPImageProcessor(),
+    )  # fmt: skip
+    call = {**SIZE, "image": Image.new("RGB", (8, 8), (200, 10, 10)), "height": 8, "width": 8, "num_frames": 2}
+    return pipe, {**call, "latents": noise(1, 2, 4, 8, 8)}
+
+
+def oobleck():
+    sizes = {
+        "encoder_hidden_size": 8,
+        "downsampling_ratios": [1, 2],
+        "decoder_channels": 8,
+        "decoder_input_channels": 3,
+    }
+    return untrained(lambda: diffusers.AutoencoderOobleck(**sizes, channel_multiples=[1, 2], sampling_rate=4), 0)
+
+
+def stable_audio():
+    """Lengths are encoded beside the text. (The sampler that it is released with needs another package, torchsde.)"""
+    pipe = diffusers.StableAudioPipeline(
+        **dict.fromkeys(("text_encoder", "tokenizer")),
+        vae=oobleck(),
+        projection_model=untrained(lambda: StableAudioProjectionModel(4, 4, 0, 32), 0),
+        transformer=build("StableAudioDiTModel")[0],
+        scheduler=diffusers.EDMDPMSolverMultistepScheduler(),
+    )
+    pipe.text_encoder = T5EncoderModel(T5Config(vocab_size=8, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2))
+    text = {"prompt_embeds": noise(1, 5, 4), "negative_prompt_embeds": noise(1, 5, 4, seed=1)}
+    masks = {f"{name}attention_mask": torch.ones(1, 5, dtype=torch.long) for name in ("", "negative_")}
+    return pipe, {**text, **masks, "num_inference_steps": STEPS, "return_dict": False, "latents": noise(1, 3, 16)}
+
+
+def ace_step():
+    """Guidance that remembers the steps before (APG), and times between 0 and 1."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "text_hidden_dim": 16, "timbre_hidden_dim": 8}
+    sizes |= {"num_lyric_encoder_hidden_layers": 1, "num_timbre_encoder_hidden_layers": 1, "num_attention_heads": 4}
+    pipe = diffusers.AceStepPipeline(
+        **dict.fromkeys(("vae", "text_encoder", "tokenizer")),
+        transformer=build("AceStepTransformer1DModel")[0],
+        condition_encoder=untrained(lambda: AceStepConditionEncoder(**sizes, num_key_value_heads=2, head_dim=8), 0),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=1, shift=1.0),
+    )
+    mask = torch.ones(1, 5, dtype=torch.long)
+    pipe.encode_prompt = lambda **_: (noise(1, 5, 16), mask, noise(1, 5, 16, seed=1), mask)
+    return pipe, {"prompt": "", "audio_duration": 0.64, **SIZE}
+
+
 def modular():
     model, _ = build("WanTransformer3DModel")
     pipe = WanCoreDenoiseStep().init_pipeline()
@@ -170,7 +245,20 @@ def modular():
     return pipe, {**text, **size, "latents": noise(1, 4, 2, 4, 4)}
 
 
-BUILD = (sdxl, animatediff, cogvideo, cosmos, image_to_image, first_frame, prior, control, modular)
+BUILD = (
+    sdxl,
+    animatediff,
+    cogvideo,
+    cosmos,
+    image_to_image,
+    first_frame,
+    prior,
+    control,
+    modular,
+    stable_video,
+    stable_audio,
+    ace_step,
+)
 
 
 def run(target, call):

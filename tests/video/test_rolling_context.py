@@ -99,6 +99,25 @@ def test_together_with_drafts_of_a_small_model(made):
     assert torch.equal(*drawn)  # the small model has the same context as the large one
 
 
+def test_memory_is_flat_over_200_blocks_that_a_small_model_drafts(made):
+    """What the small model remembers, and what each pass of the large one holds, are those of 20 blocks."""
+    pipe, call = made
+    given = block_pipeline()[1]()
+    drafts = {name: given[name] for name in ("draft", "score")}
+    found = []
+    for blocks in (20, 200):
+        methods = (video.RollingContext(blocks=4), video.BlockRouter(tau=-1e9, steps=1, latents=True))
+        with mmaccel.accelerate(pipe, *methods) as fast:
+            passes, handle = seen(pipe)
+            try:
+                drawn = fast(**call(blocks, steps=1), **drafts)[0]
+            finally:
+                handle.remove()
+            assert fast.report.details["kept"] == blocks - 1 and drawn.isfinite().all()
+            found.append((fast.report.peak_extra_bytes, sorted(passes[-9:])))
+    assert found[0] == found[1] and found[0][0] > 0
+
+
 def test_masks_are_built_of_the_blocks_that_are_seen(made):
     """That of all would grow with the square of their number."""
     pipe, call = made

@@ -80,8 +80,9 @@ def test_texts_of_a_batch_are_those_of_the_model(llama, method, batch, pad, eos)
 
 @pytest.mark.parametrize("build", (gemma3, deepseek_v3), ids=lambda build: build.__name__)
 @pytest.mark.parametrize("method", METHODS, ids=IDS)
-def test_caches_of_other_kinds(build, method):
-    model, given = build(), call()
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 5), (8, 5)))
+def test_caches_of_other_kinds(build, method, batch, pad):
+    model, given = build(), call(batch, pad)
     plain = model.generate(**given)
     with mmaccel.accelerate(model, method) as fast:
         for _ in range(2):
@@ -250,7 +251,7 @@ def test_states_that_a_pass_of_several_tokens_does_not_begin_at(build, batch):
 
 
 @pytest.mark.parametrize("family", ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "onevision", "internvl", "smolvlm"))
-@pytest.mark.parametrize("batch", (1, 2))
+@pytest.mark.parametrize("batch", (1, 3, 8))
 def test_answers_about_pictures(family, batch):
     """Positions of three axes and padded prompts; tokens that stand for pictures are never drafted."""
     model, arguments = getattr(visual_examples, family)()
