@@ -356,6 +356,8 @@ def test_regions_are_for_no_other_run_of_a_comparison(lighton):
     model, inputs = lighton
     given = call(inputs)
     regions = regions_like(*new_of(model.generate(**given), given))
-    more = {"regions": regions, "processor": Processor(inputs), "simple": False, "rounds": 1}
+    processor = Processor(inputs)
+    processor.batch_decode = processor.tokenizer.batch_decode
+    more = {"regions": regions, "processor": processor, "simple": False, "rounds": 1}
     plain, drafted = mmaccel.compare(model, drafting(), **more, **given).rows
     assert plain["label"] == "plain" and drafted["equal"] and drafted["work_ratio"] < 0.5

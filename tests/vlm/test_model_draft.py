@@ -15,7 +15,7 @@ from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.pass_cost import PassCost
 from mmaccel.errors import SettingError
 from mmaccel.vlm import FusedDraft, ModelDraft, TokenRecycling, examples, visual_examples
-from mmaccel.vlm.decoder import model_draft
+from mmaccel.vlm.drafts import model_draft
 
 
 @pytest.fixture(scope="module")
