@@ -16,7 +16,7 @@ from mmaccel.stepping.tensors import count_bytes
 
 from .caches.kept_prefix import KeptPrefix
 from .families.following import Follower
-from .method import Block, CanvasMethod, CommitRule, are_changed
+from .method import SAMPLED, Block, CanvasMethod, CommitRule, are_changed
 from .outlooks.outlook import Outlook, Seen
 from .private import drawn, edits_committed, is_greedy
 from .text_ends import TextEnds
@@ -39,6 +39,8 @@ class BlockDecoder(Follower):
         Whether the methods are, where blocks are the model's own.
     outlooks, verifier, prefix
         Of the methods, where there are such.
+    unsampled
+        Warnings of the methods that do nothing where tokens are drawn at random.
     """
 
     def __init__(self, session: Session, methods: Sequence[CanvasMethod]) -> None:
@@ -46,6 +48,7 @@ class BlockDecoder(Follower):
         adapter: BlockPipelineAdapter = session.adapter
         self.adapter, self.exact = adapter, session.report.exact
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
+        self.unsampled = [f"{m.name} {SAMPLED}" for m in methods if m.needs_greedy]
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
         self.verifier = Verifier(dave.drafts, self._pass, self._is_over) if dave else None
         keepers = (m.keeper(adapter.reads_causally, lambda: self.mask) for m in methods)
@@ -60,7 +63,6 @@ class BlockDecoder(Follower):
 
     def _know_nothing(self) -> None:
         """Of the arguments of a call that is not the session's."""
-        self.prepared = False
         self.ends = TextEnds(self.adapter.target.eos_token_id, self._looks)
         self.guide: Any = None  # a causal model of the same vocabulary, of the call
 
@@ -69,6 +71,7 @@ class BlockDecoder(Follower):
         self.length, self.learned = length, dict[str, Any]()
         self.most_learned = 0  # bytes
         self.computed, self.passes, self.changed = 0.0, 0, 0
+        self.samples = False  # whether steps draw tokens at random
         self.acted = 0  # steps in which the rule committed more than the pipeline, or had it decide by other logits
         self.threshold: float | None = None  # by which the pipeline committed beside the rule
         self.plain_steps = self.block_steps = 0.0  # that the pipeline would have made, in all and for this block
@@ -92,10 +95,10 @@ class BlockDecoder(Follower):
 
     def _start(self, original: Step, *args: Any, **kwargs: Any) -> Any:
         pipe = self.adapter.target
-        if not self.prepared:
+        if not self.called:
             self._know_nothing()
         self._begin(kwargs.get("block_length") or pipe.scheduler.config.block_length)
-        if self.prepared:
+        if self.called:
             self._tell_exactness(getattr(pipe.model, "block_length", self.length))
         return original(*args, **kwargs)
 
@@ -127,6 +130,8 @@ class BlockDecoder(Follower):
                 f"the call's threshold={self.threshold:g} commits all that {type(self.rule).__name__} would: pass"
                 " threshold=2, so that it decides alone"
             )
+        if self.samples:
+            report.warnings += self.unsampled
         if not report.engaged and not report.warnings:
             report.warnings.append("no step was changed: each block took the pipeline's own steps")
 
@@ -135,11 +140,8 @@ class BlockDecoder(Follower):
         self.call = (original, input_ids, kwargs)
         if self.filled is not None and not self._waiting(input_ids[:, -self.length :]).any():
             return SimpleNamespace(logits=self.filled)
-        if self.verifier is not None:
-            known = self.verifier.known(input_ids)
-            if known is not None:
-                return SimpleNamespace(logits=known)
-        return SimpleNamespace(logits=self._pass(input_ids))
+        known = None if self.verifier is None else self.verifier.known(input_ids)
+        return SimpleNamespace(logits=self._pass(input_ids) if known is None else known)
 
     def _pass(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits of a canvas or of several for each row, `[B * K, N]`; only of the block where that is enough."""
@@ -147,21 +149,20 @@ class BlockDecoder(Follower):
         original, own, kwargs = self.call
         kwargs = {name: _repeated(value, len(ids)) for name, value in kwargs.items()}
         self.passes += 1
-        if self.prefix is None:
+        if self.prefix is None or (self.samples and not isinstance(self.prefix, KeptPrefix)):
             self.computed += 1
             return original(ids, **kwargs).logits
         logits, share = self.prefix.compute(original, ids, len(own), self.length, kwargs)
         self.computed += share
         return logits
 
-    def _step(self, original: Step, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, original: Step, model_output: torch.Tensor, **kwargs: Any) -> Any:
         """In place of the scheduler's step."""
-        names = ("model_output", "timestep", "sample")
-        kwargs.update(zip(names, args, strict=False))
+        kwargs["model_output"] = model_output
         sample, mask = kwargs["sample"], kwargs.get("mask_token_id")
         if mask is None:
             return original(**kwargs)
-        masked, self.mask = sample == mask, mask
+        masked, self.mask, self.samples = sample == mask, mask, not is_greedy(kwargs)
         filling = bool(self._waiting(sample).any())
         edits = edits_committed(self.scheduler, kwargs)
         self.filled = None if edits else kwargs["model_output"]
@@ -193,15 +194,15 @@ class BlockDecoder(Follower):
         """Of positions of a block `[B, L]`, those in texts that have not ended."""
         return places if self.finished is None else places & ~self.finished[:, None]
 
-    def _continue(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _continue(self, original: Callable[..., Any], step_idx: int, **kwargs: Any) -> Any:
         """Whether the pipeline stays with a block: as long as it would without jumps."""
         self.ends.known = True  # where texts end early, it has looked for their ends
         if self.verifier is not None and self.call is not None and self.verifier.foresees:
             block = self.call[1][:, -self.length :]
             waiting = self._waiting(block)
             rests = bool((block == self.mask).any()) and not waiting.any()
-            kwargs["step_idx"] = int(self.block_steps) if rests else self.verifier.reached(waiting)
-        return original(*args, **kwargs)
+            step_idx = int(self.block_steps) if rests else self.verifier.reached(waiting)
+        return original(step_idx, **kwargs)
 
     def _seen_otherwise(self, original: Step, **kwargs: Any) -> Any:
         """The scheduler's step, by logits that methods have changed."""
@@ -210,7 +211,7 @@ class BlockDecoder(Follower):
     def _adjusted(self, kwargs: dict[str, Any]) -> torch.Tensor:
         """Logits as the methods change them."""
         logits, tokenizer = kwargs["model_output"], getattr(self.adapter.target, "tokenizer", None)
-        for method in self.outlooks:
+        for method in () if self.samples else self.outlooks:
             logits = method.adjust(Seen(logits, kwargs["sample"], kwargs["mask_token_id"], self.ends.token, tokenizer))
         if are_changed(kwargs["model_output"], logits):
             self.changed, self.followed = self.changed + 1, False
@@ -223,7 +224,7 @@ class BlockDecoder(Follower):
         sampled = out.sampled_tokens, out.sampled_probs.float()
         block = Block(logits.float(), *sampled, masked, step, self._steps, memory)
         block.generator = kwargs.get("generator")
-        if not is_greedy(kwargs):
+        if self.samples:
             block.drawn = drawn(self.scheduler, kwargs)
         if self.guide is not None or getattr(self.adapter.target.model, "writes_word_by_word", False):
             block.read = functools.partial(self._read, kwargs["sample"], masked)
@@ -289,7 +290,6 @@ class BlockDecoder(Follower):
         given = kwargs.get("eos_token_id")
         self.ends = TextEnds(self.adapter.target.eos_token_id if given is None else given, self._looks)
         self.ends.know(self.ends.token if kwargs.get("eos_early_stop", True) else None)
-        self.prepared = True
 
 
 def _repeated(value: Any, count: int) -> Any:

@@ -79,6 +79,9 @@ class Block:
         return self.masked & (falling.argsort(1) < counts[:, None])
 
 
+# Times logits: as unsure as can be, of the same tokens. A power of two rounds no two of them together.
+UNSURE = 2.0**-13
+SAMPLED = "ran plainly: it needs greedy decoding, and temperature is above 0"
 MASKS, NOISE = "block diffusion", "uniform block diffusion"  # families whose canvases begin as masks, or at random
 PICTURES = "masked pictures"  # the family whose canvases are the codes of a picture
 # For the documentation of methods that work on pictures alone.
@@ -93,9 +96,16 @@ with mmaccel.accelerate(pipe, {method}) as fast:
 
 
 class CanvasMethod(Method[Session]):
-    """A method for pipelines that fill canvases."""
+    """A method for pipelines that fill canvases.
+
+    Class attributes
+    ----------------
+    needs_greedy
+        Whether it leaves runs alone in which tokens are drawn at random.
+    """
 
     families: ClassVar[frozenset[str] | None] = frozenset({MASKS})
+    needs_greedy: ClassVar[bool] = False
 
     @property
     def is_neutral(self) -> bool:

@@ -63,6 +63,11 @@ class PictureDecoder(Follower):
         report.engaged = bool(self.changed or self.computed < self.steps)
         if not report.engaged:
             report.warnings.append("no step was changed: all went as the pipeline's own schedule has it")
+        elif self.rule is not None and self.rule.replaces and self.passes >= self.steps:
+            report.warnings.append(
+                f"{self.rule.name} takes all {self.steps} steps of this call and spares no pass: give it fewer, such as"
+                f" {self.steps // 2}"
+            )
 
     def _forward(self, original: Step, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """In place of the transformer's pass: only the rows that are still needed."""
@@ -81,10 +86,9 @@ class PictureDecoder(Follower):
             self.logits = logits = _some(original, rows, input_ids, kwargs)
         return torch.cat([logits[half:]] * 2) if late else logits
 
-    def _step(self, original: Step, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, original: Step, model_output: torch.Tensor, **kwargs: Any) -> Any:
         """In place of the scheduler's step: what it draws, at the positions that the rule and it commit."""
-        names = ("model_output", "timestep", "sample")
-        kwargs.update(zip(names, args, strict=False))
+        kwargs["model_output"] = model_output
         sample, in_full = kwargs["sample"], kwargs.pop("return_dict", True)
         masked = sample == self.scheduler.config.mask_token_id
         if self.logits is not None and self.guided is None:

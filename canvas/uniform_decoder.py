@@ -72,10 +72,11 @@ class UniformDecoder(Follower):
         self.last = (canvas, logits) if self.full else None  # by which the pipeline may stop and write
         return SimpleNamespace(logits=logits)
 
-    def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of the scheduler's step, which is told everything by name."""
+    def _step(self, original: Callable[..., Any], model_output: torch.Tensor, **kwargs: Any) -> Any:
+        """In place of the scheduler's step."""
+        kwargs["model_output"] = model_output
         self.lookahead.note(kwargs)
-        return original(*args, **kwargs) if self.rule is None else self._by_rule(self.rule, original, kwargs)
+        return original(**kwargs) if self.rule is None else self._by_rule(self.rule, original, kwargs)
 
     def _by_rule(self, rule: CommitRule, original: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         scheduler, sample, step = self.scheduler, kwargs["sample"], int(kwargs["timestep"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..method import UNSURE
 from .kept import KeptStates
 
 
@@ -63,7 +64,7 @@ class KeptWindow(KeptStates):
             for name, value in kwargs.items()
         }
         logits = self._within("renew", original, ids.gather(1, self.places), own)
-        unsure = 1e-4 * self.logits  # of the same tokens as before, and not to be committed
+        unsure = UNSURE * self.logits  # of the same tokens as before, and not to be committed
         at = (self.places - (ids.shape[1] - length))[..., None].expand(-1, -1, logits.shape[-1])
         return unsure.scatter(1, at, logits), self.places.shape[1] / ids.shape[1]
 

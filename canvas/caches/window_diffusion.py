@@ -21,7 +21,8 @@ class WindowDiffusion(CanvasMethod):
     Lossy. They attend to kept keys and values of all that is decoded and of the first `seen` masked tokens; masked
     tokens behind those are left out. What is not computed cannot be committed before the next whole pass, unless
     the schedule wants more tokens than the window has. Made for long blocks (`block_length=` of the call); with blocks
-    no longer than the window it is much as :class:`canvas.PrefixCache`.
+    no longer than the window it is much as :class:`canvas.PrefixCache`. At a temperature above 0 all passes are whole:
+    nothing can be drawn for what is not computed.
 
     Parameters
     ----------
@@ -49,6 +50,7 @@ class WindowDiffusion(CanvasMethod):
 
     paper: ClassVar[str] = "Window-Diffusion: windowed token pruning and caching for diffusion language models, 2026"
     role: ClassVar[str] = "canvas cache"
+    needs_greedy: ClassVar[bool] = True
     excludes: ClassVar[frozenset[str]] = frozenset({"canvas.FreeDave"})
     neutral: ClassVar[dict[str, Any]] = {"refresh": 1}
     engaging: ClassVar[dict[str, Any]] = {"window": 2, "seen": 4}

@@ -33,6 +33,8 @@ class Follower(ABC):
         Of the methods, where there is one.
     begun
         Whether the scheduler was given its steps for a run that is to be followed, and the session's has not ended.
+    called
+        Whether a run of the session goes on, and not a call of the pipeline itself.
     own
         The code of the call of a pipeline, where that gave the steps: the run ends with it.
     """
@@ -43,7 +45,7 @@ class Follower(ABC):
         pipe = session.target
         self.session, self.model, self.scheduler = session, getattr(pipe, self.part), pipe.scheduler
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
-        self.begun = False
+        self.begun = self.called = False
         self.own: CodeType | None = None
 
     def attach(self, stack: ExitStack) -> None:
@@ -75,21 +77,22 @@ class Follower(ABC):
         call = pipeline_call(self.scheduler)
         self.begun = self._replaced(call.f_locals["self"] if call else self.session.target) is None
         self.own = call.f_code if call else None  # else someone goes through the steps by hand
-        return self._start(original, *args, **kwargs) if self.begun else original(*args, **kwargs)
+        return _by_name(self._start, original, args, kwargs) if self.begun else original(*args, **kwargs)
 
     def _in_run(self, follow: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """By `follow` while a run is going on. Calls of the pipeline itself, and their errors, do not say they end."""
         running = self.begun and (self.own is None or _is_running(self.own))
-        return follow(original, *args, **kwargs) if running else original(*args, **kwargs)
+        return _by_name(follow, original, args, kwargs) if running else original(*args, **kwargs)
 
     @contextmanager
     def _run(self) -> Iterator[None]:
         """Around each run of the session."""
+        self.called = True
         try:
             yield
             self._fill()
         finally:
-            self.begun = False
+            self.begun = self.called = False
             self._forget()
 
     @abstractmethod
@@ -111,6 +114,16 @@ class Follower(ABC):
     @abstractmethod
     def _start(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """With the scheduler's steps, a run of the pipeline begins."""
+
+
+def _by_name(
+    follow: Callable[..., Any], original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call `follow` in place of `original`, with all arguments but the first by the names that `original` has."""
+    others = list(inspect.signature(original).parameters.values())[1:]
+    names = [each.name for each in others if each.kind is each.POSITIONAL_OR_KEYWORD]
+    named = dict(zip(names, args[1:], strict=False))
+    return follow(original, *args[:1], *args[1 + len(named) :], **named, **kwargs)
 
 
 def pipeline_call(scheduler: Any) -> FrameType | None:

@@ -10,6 +10,7 @@ import torch
 from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 
+from ..method import UNSURE
 from .outlook import Outlook, Seen
 
 
@@ -20,7 +21,7 @@ class AdaptiveBlocks(Outlook):
 
     Lossy. AdaBlock. The part begins at the first masked token and looks `span` tokens ahead; it ends at the surest
     `delimiter` there if that has the chance `least`, else after `default` tokens. What stands behind it waits: the
-    model seems unsure of it.
+    model seems unsure of it. At a temperature above 0 runs are plain: what waits would be drawn at random.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class AdaptiveBlocks(Outlook):
             best = chances.masked_fill(~near, -1).max(1, keepdim=True)
             last = torch.where(best.values >= self.least, best.indices, last)
         waits = masked & (places > last)
-        return torch.where(waits[..., None], seen.logits * 1e-4, seen.logits)  # as unsure as can be, of the same token
+        return torch.where(waits[..., None], seen.logits * UNSURE, seen.logits)
 
     def _end_of_part(self, tokenizer: Any) -> int | None:
         """The last token of the delimiter, where there is one."""

@@ -21,7 +21,7 @@ class EarlyEnd(Outlook):
     Lossy. EOSER, "early rejection of the end". As the pipeline stops at an end before which nothing is masked, no
     steps go to what stands behind it, and no text is cut by an end that was committed early. The chance of the end
     is multiplied by a factor that rises from `first` to 1 with the share of the block that is filled; it stays just
-    above that of every other token.
+    above that of every other token. At a temperature above 0 runs are plain: other tokens would be drawn.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -40,8 +40,11 @@ class Outlook(CanvasMethod):
     """Changes how sure the model seems of some tokens, and not which tokens it deems likeliest.
 
     Works beside a commit rule or :class:`canvas.FreeDave`, which then verifies the pipeline's steps with this change.
-    A function of the block alone, so that a step can be foreseen.
+    A function of the block alone, so that a step can be foreseen. It needs greedy decoding: draws follow how sure the
+    model seems, and a schedule may commit what should wait.
     """
+
+    needs_greedy: ClassVar[bool] = True
 
     @abstractmethod
     def adjust(self, seen: Seen) -> torch.Tensor:

@@ -21,7 +21,7 @@ class HaltonOrder(CommitRule):
     """Commits the codes of a picture in the order of a Halton sequence, evenly spread, in a number of steps of its own.
 
     Lossy. The surest codes lie side by side, and say nothing of each other when they are drawn in one step; codes far
-    apart need to say less. How many each step commits follows the cosine of MaskGIT.
+    apart need to say less. How many of the codes that are to be drawn each step commits follows the cosine of MaskGIT.
 
     Parameters
     ----------
@@ -56,11 +56,12 @@ class HaltonOrder(CommitRule):
 
     def choose(self, block: Block) -> torch.Tensor:
         assert block.grid is not None
-        total = block.masked.shape[1]
+        now = block.masked.sum(1)
+        first = block.memory.setdefault("masked", now)  # codes to draw in all, which may be a part of the picture
         left = math.cos(math.pi / 2 * min((block.step + 1) / self.takes(block.steps), 1))
-        reached = total - math.floor(total * left + 1e-6)
-        ranks = torch.tensor(ranks_of(*block.grid), device=block.masked.device)
-        return block.masked & (ranks < max(reached, block.step + 1))
+        counts = (now - (first * left + 1e-6).long()).clamp(min=1)
+        ranks = torch.tensor(ranks_of(*block.grid), dtype=torch.float32, device=now.device)
+        return block.surest(counts, -ranks.expand(block.masked.shape))
 
 
 @cache

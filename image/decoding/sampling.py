@@ -11,8 +11,8 @@ import torch
 from mmaccel.decoding import one_hot
 from mmaccel.errors import SettingError, UnsupportedTargetError
 
-# Settings of `generate` that change the distribution in ways that no window decoder can follow yet, with
-# the values at which they do nothing.
+# Settings of `generate` that change the distribution in ways that no window decoder can follow yet, or ask for another
+# cache than theirs, with the values at which they do nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "repetition_penalty": (None, 1.0),
@@ -34,6 +34,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop_strings": (None,),
     "max_time": (None,),
     "prompt_lookup_num_tokens": (None,),
+    "cache_implementation": ("dynamic", "hybrid", "static", None),
 }
 
 

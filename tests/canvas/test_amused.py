@@ -72,9 +72,29 @@ def test_a_call_of_fewer_steps_ends_earlier(made):
     with mmaccel.accelerate(pipe, canvas.HaltonOrder(steps=8)) as fast:
         codes, seen = drawn(fast, arguments, steps=3)
         assert fast.report.forwards == 3 and not (codes == MASK).any()
+        assert "HaltonOrder takes all 3 steps of this call and spares no pass" in fast.report.warnings[0]
+        drawn(fast, arguments, steps=9)
+        assert not fast.report.warnings
     total = SIDE * SIDE
     shared_out = [total - math.floor(total * math.cos(math.pi / 2 * step / 3) + 1e-6) for step in (1, 2, 3)]
     assert counts(seen) == shared_out, "not nearly all of it in the last step"
+
+
+def test_each_step_draws_its_share_of_what_is_to_be_drawn(made):
+    """Also where the cells that come first in the sequence are given, and of each picture of a batch."""
+    pipe, arguments = made
+    ranks = torch.tensor(ranks_of(SIDE, SIDE)).view(SIDE, SIDE)
+    begun = torch.full((2, SIDE, SIDE), 7)
+    for picture, masks in zip(begun, (8, 3), strict=True):
+        picture[ranks >= SIDE * SIDE - masks] = MASK
+    with mmaccel.accelerate(pipe, canvas.HaltonOrder(steps=4)) as fast:
+        _, seen = drawn(fast, arguments, batch=2, steps=12, latents=begun.clone())
+        assert fast.report.forwards == (4 + 3) / 2
+    left = torch.stack([(found == MASK).flatten(1).sum(1) for found in seen[:4]], 1)
+    assert left.tolist() == [[7, 5, 3, 0], [2, 1, 0, 0]]
+    for found in seen:
+        for picture, masks in zip(found, (found == MASK).flatten(1).sum(1).tolist(), strict=True):
+            assert torch.equal(picture == MASK, ranks >= SIDE * SIDE - masks), "in the order of the sequence"
 
 
 # ---------------------------------------------------------------- rules beside the pipeline's own schedule
@@ -172,8 +192,10 @@ def test_parts_of_pictures_are_drawn_in_the_steps_that_their_strength_leaves(mad
     with mmaccel.accelerate(pipe, canvas.HaltonOrder(steps=3)) as fast:
         codes, seen = drawn(fast, call, batch=2, strength=0.5)
         assert (fast.report.forwards, fast.report.plain_forwards) == (3, 6) and len(seen) == 6
+        assert not fast.report.warnings
         drawn(fast, call, batch=2, strength=0.1)
         assert (fast.report.forwards, fast.report.plain_forwards) == (1, 1)
+        assert ["no step was changed" in told for told in fast.report.warnings] == [True]
     assert not (codes == MASK).any() and (seen[0] == MASK).any() and (seen[1] == MASK).any()
     if kind is AmusedInpaintPipeline:
         given = drawn(pipe, call, batch=2, strength=0.1)[0]

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from diffusers import BlockRefinementScheduler
 
 import mmaccel
 from mmaccel import canvas
@@ -164,13 +165,16 @@ def test_runs_are_followed_after_direct_calls(of_the_session):
     assert torch.equal(found, plain) and 0 < len(passes) < 24
 
 
-def test_steps_that_are_gone_through_by_hand_are_followed():
+@pytest.mark.parametrize("model", ((), (torch.ones(1, 2 * examples.BLOCK),)), ids=("alone", "by_position"))
+def test_steps_that_are_gone_through_by_hand_are_followed(model):
     pipe, arguments = examples.block_causal()
+    pipe.scheduler = BlockRefinementScheduler(block_length=2 * examples.BLOCK)
     ids = torch.cat([arguments()["input_ids"][:, :8], torch.full((1, examples.BLOCK), examples.MASK)], 1)
-    with mmaccel.accelerate(pipe, canvas.Doubling()):
-        pipe.scheduler.set_timesteps(examples.BLOCK, block_length=examples.BLOCK)
+    with mmaccel.accelerate(pipe, canvas.Doubling()) as fast:
+        pipe.scheduler.set_timesteps(examples.BLOCK, None, examples.BLOCK)
+        assert fast.adapter.decoder.length == examples.BLOCK
         for step in range(3):
-            logits = pipe.model(ids).logits[:, -examples.BLOCK :]
+            logits = pipe.model(ids, *model).logits[:, -examples.BLOCK :]
             given = {"mask_token_id": examples.MASK, "threshold": 2.0}
             ids[:, -examples.BLOCK :] = pipe.scheduler.step(
                 logits, step, ids[:, -examples.BLOCK :], **given
@@ -202,3 +206,33 @@ def test_a_loop_of_a_user_that_is_called_is_followed_as_one_by_hand():
     assert Loop(pipe)(8, **seen[0])[3] < SIDE * SIDE
     with mmaccel.accelerate(pipe, canvas.HaltonOrder(4)):
         assert Loop(pipe)(8, **seen[0])[3] == SIDE * SIDE
+
+
+@pytest.mark.parametrize("method", (canvas.HaltonOrder(3), canvas.LateGuidance(0.5), canvas.EntropyBound(1.0)), ids=str)
+@torch.no_grad()
+def test_arguments_by_position_are_those_by_name(method):
+    """The share that is masked, and the generator, too."""
+    pipe, arguments = pictures()
+    seen = []
+    with pipe.transformer.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True):
+        pipe(**arguments(steps=1, guidance_scale=1.0))
+    names = ("encoder_hidden_states", "pooled_text_emb", "micro_conds")
+    begun = torch.full((1, SIDE, SIDE), 7)
+    begun[0, 1:] = CODES
+
+    def drawn(by_position):
+        generator, codes, canvases = torch.Generator().manual_seed(1), begun, []
+        pipe.scheduler.set_timesteps(6)
+        for step in pipe.scheduler.timesteps:
+            if by_position:
+                logits = pipe.transformer(codes, *(seen[0][name] for name in names))
+                codes = pipe.scheduler.step(logits, step, codes, 0.75, generator).prev_sample
+            else:
+                logits = pipe.transformer(codes, **{name: seen[0][name] for name in names})
+                given = {"starting_mask_ratio": 0.75, "generator": generator}
+                codes = pipe.scheduler.step(model_output=logits, timestep=step, sample=codes, **given).prev_sample
+            canvases.append(codes)
+        return torch.stack(canvases)
+
+    with mmaccel.accelerate(pipe, method):
+        assert torch.equal(drawn(True), drawn(False))

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+import mmaccel
 from mmaccel import canvas
+from mmaccel.canvas import examples
 from mmaccel.canvas.outlooks.outlook import Seen
 from mmaccel.errors import SettingError
 
@@ -53,6 +55,45 @@ def test_a_block_ends_at_the_surest_line_end():
 def test_the_next_part_begins_behind_what_is_filled():
     found = canvas.AdaptiveBlocks(default=2).adjust(seen([2] * 5, [0.9] * 5, [2, 2, MASK, MASK, MASK])).softmax(-1)
     assert (found.amax(-1)[0] > 0.5).tolist() == [True] * 4 + [False]
+
+
+def test_the_likeliest_token_is_the_same_in_bfloat16():
+    """Also beside one that is the least bit less likely."""
+    likeliest = 1 + torch.arange(1, 129) / 128  # all numbers of bfloat16 from above 1 to 2
+    logits = torch.stack([likeliest - 1 / 128, likeliest], 1)[None].bfloat16()
+    block = Seen(logits, torch.full((1, 128), MASK), MASK, END)
+    found = canvas.AdaptiveBlocks(default=1, least=1.0).adjust(block)
+    assert found[0, 1:].max() < 1e-3 and bool((found.argmax(-1) == 1).all())
+
+
+WAITING = (canvas.AdaptiveBlocks(default=1, least=1.0), canvas.EarlyEnd(1e-6), canvas.WindowDiffusion(2, 4))
+BESIDE = ((), (canvas.Doubling(),), (canvas.FreeDave(),))
+
+
+@pytest.mark.parametrize(
+    ("method", "beside"),
+    [(one, others) for one in WAITING for others in BESIDE if not one.excludes & {other.name for other in others}],
+    ids=str,
+)
+def test_nothing_is_drawn_by_chances_that_the_model_does_not_give(method, beside):
+    """Steps want more tokens than do not wait."""
+    pipe, arguments = examples.bidirectional()
+
+    def drawn(target, temperature=0.7, **more):
+        call = arguments(2, num_inference_steps=2, temperature=temperature, **more)
+        return target(**call, generator=torch.Generator().manual_seed(2)).sequences
+
+    def drawn_by(*methods):
+        with mmaccel.accelerate(pipe, *methods) as fast:
+            return drawn(fast)
+
+    plain = drawn_by(*beside) if beside else drawn(pipe)
+    often = {"eos_token_id": int(plain.flatten().mode().values)}
+    with mmaccel.accelerate(pipe, method, *beside) as fast:
+        assert torch.equal(drawn(fast, **often), plain)
+        assert sum(f"{method.name} ran plainly" in told for told in fast.report.warnings) == 1
+        drawn(fast, 0.0, **often)
+        assert fast.report.engaged and not any("plainly" in told for told in fast.report.warnings)
 
 
 @pytest.mark.parametrize(

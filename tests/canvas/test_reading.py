@@ -188,6 +188,19 @@ def test_a_guide_of_another_vocabulary_is_refused():
         assert "\n" not in str(error.value)
 
 
+def test_a_refused_call_leaves_nothing_to_calls_of_the_pipeline_itself():
+    pipe, arguments = examples.bidirectional()
+    said = int(pipe(**arguments()).sequences.mode().values)
+    with mmaccel.accelerate(pipe, canvas.GuidedCommit(), canvas.EarlyEnd(1e-6)) as fast:
+        own, ended = pipe(**arguments()).sequences, fast(**arguments(eos_token_id=said)).sequences
+        told = fast.report.to_dict()
+        with pytest.raises(SettingError, match="give a causal model"):
+            fast(**arguments(eos_token_id=said), guide_model=guide(80))
+        assert torch.equal(pipe(**arguments()).sequences, own) and not torch.equal(own, ended)
+        pipe(**arguments(block_length=2 * examples.BLOCK))
+        assert fast.report.to_dict() == told
+
+
 @pytest.mark.parametrize("size", (62, 80))
 def test_vocabularies_that_are_padded_otherwise_are_one(size):
     """Of one tokenizer; a draft in the padding is none of the guide's tokens."""

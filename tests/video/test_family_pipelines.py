@@ -167,9 +167,7 @@ def control():
 def stable_video():
     """SVD: a clip from a picture, each frame with a guidance of its own, by the sampler it is released with."""
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    encoder = CLIPVisionModelWithProjection(
-        CLIPVisionConfig(**vision, image_size=224, patch_size=112, projection_dim=32)
-    )
+    vision |= {"image_size": 224, "patch_size": 112, "projection_dim": 32}
     sizes = {**UNET, "block_out_channels": (32, 64), "cross_attention_dim": 32, "num_attention_heads": 2}
     sizes |= {"in_channels": 8, "addition_time_embed_dim": 32, "projection_class_embeddings_input_dim": 96}
     blocks = {"down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal")}
