@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from browser import launched  # noqa: F401  (a fixture)
 from expected_skips import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401  (hooks)
 from work_clock import work_clock  # noqa: F401  (a fixture)
 

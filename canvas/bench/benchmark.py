@@ -7,6 +7,7 @@ fewer steps, the threshold that the pipeline has itself, and the same weights wr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -120,11 +121,8 @@ def _traced(work: Listing, entry: Entry) -> Row:
         "threshold": ONE_BY_ONE,
         "callback_on_step_end": commits,
     }
-    if entry.plan is None:
-        work.target(**call, **work.inputs[0])
-    else:
-        with accelerate(work.target, entry.plan) as fast:
-            fast(**call, **work.inputs[0])
+    with accelerate(work.target, entry.plan) if entry.plan else nullcontext(work.target) as target:
+        target(**call, **work.inputs[0])
     steps = commits.steps[0]
     return {"committed": (steps[int((steps > 0).long().argmax()) :] - 1).tolist()}
 

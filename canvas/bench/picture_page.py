@@ -15,8 +15,8 @@ Measured by `mmaccel bench pictures --full` on the shipped `tiny-amused` (diffus
 which fills a canvas of 16 x 16 codes, beside `tiny-janus`, which draws the same pictures in the same codes one after
 the other. All entries alternate in one process, one picture at a time and without decoding it; speed-ups are medians
 of the ratios picture by picture, *worst* is the least of them. *Distance*: {metric}, on their codes
-(`mmaccel.image.quality`), of captions that were never trained on; real pictures of the same captions have {floor}. The
-raw rows are in [{json}]({json}).
+(`mmaccel.image.bench.distances`), of captions that were never trained on; real pictures of the same captions have
+{floor}. The raw rows are in [{json}]({json}).
 
 *plain* is the pipeline's default of 12 steps with the model's own guidance.
 

@@ -20,6 +20,7 @@ INTRO = """
 Full-size shapes with random weights, which cost what trained ones cost and say nothing of quality: that is what the
 pages of the small trained models are about. Each method and the plain run took turns, all in bfloat16. Caches that
 decide by how much a step changes find nothing to reuse in random weights, so that their rows show what asking costs.
+Put together from the scripts of `demos/gpu` by `python -m mmaccel.demos.gpu.page`.
 
 - **Steps**: half of the steps computed take {half} of the plain run's time on {shapes};
   what is not computed costs next to nothing.

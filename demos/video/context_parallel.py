@@ -31,6 +31,7 @@ import mmaccel
 from mmaccel import video, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.comparison.trial import counted
 
 MODEL = "tiny-wan"
 WORLDS = (1, 2, 4)
@@ -84,15 +85,13 @@ def drawn(pipe: Any, methods: tuple[Any, ...]) -> tuple[torch.Tensor, dict[str, 
         torch.distributed.barrier()
     began = time.perf_counter()
     if not methods:
-        passes: list[None] = []
-        counting = pipe.transformer.register_forward_pre_hook(lambda *_: passes.append(None))
-        latents = pipe(**CALL, generator=generator).frames
-        counting.remove()
+        with counted(pipe.transformer) as passes:
+            latents = pipe(**CALL, generator=generator).frames
         return latents, {"seconds": time.perf_counter() - began, "passes": len(passes)}
     with mmaccel.accelerate(pipe, *methods) as fast:
         latents = fast(**CALL, generator=generator).frames
-        passes = sum(done > 0 for done in fast.report.details["computed"])
-    return latents, {"seconds": time.perf_counter() - began, "passes": passes}
+        computed = sum(done > 0 for done in fast.report.details["computed"])
+    return latents, {"seconds": time.perf_counter() - began, "passes": computed}
 
 
 def measured(rounds: int) -> Iterator[dict[str, Any]]:

@@ -17,10 +17,8 @@ import torch
 from mmaccel import vlm, zoo
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-from mmaccel.comparison.entry import PLAIN, Entry
-from mmaccel.comparison.runner import Runner
 from mmaccel.vlm.bench.language_tasks import load
-from mmaccel.vlm.bench.text import LOOKUP, MODES, NEW, Mode, Writing, looking_up, row, tables
+from mmaccel.vlm.bench.text import MODES, NEW, Mode, compared, tables
 from mmaccel.vlm.bench.text_tasks import Task, tasks
 
 HEAD = "smollm2-eagle"
@@ -39,12 +37,6 @@ MORE = (  # as many questions again
 )
 
 
-def entries(model: Any) -> list[Entry]:
-    """The plain model, its own rival, drafts without the head and with it."""
-    ours = (vlm.FusedDraft(), vlm.EagleDraft(head=str(zoo.path(HEAD))))
-    return [Entry(PLAIN, PLAIN), Entry(LOOKUP, "rival", setup=looking_up), *(Entry.of(model, each) for each in ours)]
-
-
 def asked(count: int) -> list[Task]:
     """Prompts of each kind, twice as many of free chat."""
     known = [task for task in tasks(count) if task.kind in KINDS]
@@ -55,16 +47,11 @@ def measure(prompts: int, modes: list[str]) -> Iterator[dict[str, Any]]:
     """The result after each way of writing."""
     rows: list[dict[str, Any]] = []
     model, tokenizer = load()
+    ours = (vlm.FusedDraft(), vlm.EagleDraft(head=str(zoo.path(HEAD))))
     for mode in (each for each in ALL if each.name in modes):
         if mode in HALF:
             model.to(torch.bfloat16)
-        found = asked(prompts)
-        batches = [found[start : start + mode.batch] for start in range(0, len(found), mode.batch)]
-        running = [each for each in entries(model) if each.label != LOOKUP or mode.batch == 1]
-        Runner(Writing(model, tokenizer, batches, mode), running, range(len(batches)), title=mode.name).run(
-            warm_up=False
-        )
-        rows += [row(entry, running[0], mode, [batch[0].kind for batch in batches]) for entry in running[1:]]
+        rows += compared(model, tokenizer, asked(prompts), mode, ours)
         yield results.result(rows)
 
 

@@ -212,3 +212,11 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Gene
     with torch.random.fork_rng(devices, device_type=kind):
         torch.manual_seed(seed)
         yield torch.Generator(device).manual_seed(seed)
+
+
+@contextmanager
+def counted(model: Any) -> Iterator[list[int]]:
+    """As many numbers as the model makes passes inside this block."""
+    passes = list[int]()
+    with model.register_forward_pre_hook(lambda *_: passes.append(1)):
+        yield passes

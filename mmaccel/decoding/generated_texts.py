@@ -19,7 +19,7 @@ from .passes.hidden_states import HiddenStates
 from .passes.pass_attention import PassAttention
 from .passes.rollback import Rollback
 from .passes.slots import Slots
-from .setting import pass_device
+from .setting import asks_router_logits, pass_device
 from .step_mode import StepMode
 
 # Committed tokens of every text that are read again with each draft, at most, before they are read without one: where
@@ -97,6 +97,7 @@ class GeneratedTexts:
         self._mask, self._places = f"{prefix}attention_mask", f"{prefix}position_ids"
         self._more: dict[str, Any] = {}  # arguments of all passes over several texts, but for these two
         self._takes_bool = True  # as a mask
+        self._routes = asks_router_logits(model, kwargs)
 
     @property
     def room(self) -> int:
@@ -179,6 +180,8 @@ class GeneratedTexts:
         )
         if "logits_to_keep" in found:  # some models set it themselves
             found["logits_to_keep"] = keep
+        if self._routes:  # which `generate` does not return, and whose loss reads masks of another shape
+            found["output_router_logits"] = False
         return found
 
     def _begin(self, inputs: dict[str, Any]) -> None:

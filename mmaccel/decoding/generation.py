@@ -30,7 +30,7 @@ from .generated_texts import GeneratedTexts
 from .loop import draft_and_verify
 from .passes.slots import unfit_for_rows
 from .row_drafters import RowDrafters
-from .setting import setting, tokens_made
+from .setting import leave_out, setting, tokens_made
 from .stats import Stats
 from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_batch, unfit_model, unfit_states
 
@@ -141,7 +141,7 @@ def _stop_at_strings(model: Any, kwargs: dict[str, Any]) -> None:
     if strings is not None and tokenizer is not None:
         criterion = StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
         kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or ()), criterion])
-        kwargs["stop_strings"] = None
+        leave_out(model, kwargs, "stop_strings")
 
 
 def decode(
@@ -244,9 +244,14 @@ def fill(report: Report, run: DraftedRun) -> None:
     if run.chains:
         report.details["chains"] = run.chains
     if stats.forwards and not stats.accepted:
-        report.warnings.append(
-            f"none of {stats.drafted} drafted tokens was right: this text does not repeat itself"
-            if stats.drafted
-            else f"nothing was drafted: {run.method.silent}"
-        )
+        report.warnings.append(_why_nothing(run))
     run.method.tell(report, run.given)
+
+
+def _why_nothing(run: DraftedRun) -> str:
+    """Why no draft of a call was accepted."""
+    if run.stats.drafted:
+        return f"none of {run.stats.drafted} drafted tokens was right: this text does not repeat itself"
+    is_one = run.plain_forwards == 1
+    why = "the answer is one token, which the pass over the prompt gives" if is_one else run.method.silent
+    return f"nothing was drafted: {why}"

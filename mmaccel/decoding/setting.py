@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ import torch
 from mmaccel import private
 from mmaccel.cache.argument import cached
 
-# Names of the usual cache: checkpoints of Gemma say "hybrid", which `generate` takes back itself.
-USUAL_CACHE = ("dynamic", "hybrid")
+TAKEN_BACK = "hybrid"  # a name of the usual cache, which checkpoints of Gemma say and `generate` takes back itself
+USUAL_CACHE = ("dynamic", TAKEN_BACK)
 
 
 def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
@@ -29,8 +30,25 @@ def give_cache(model: Any, kwargs: dict[str, Any], cache: Any) -> None:
     """Put a cache into the arguments of a call in place of the name of one: `generate` does not take both."""
     kwargs.pop("past_key_values", None)  # given as None, by its name before transformers 5.24
     kwargs.update(cached(cache))
-    if _asked(model, kwargs, "cache_implementation") is not None:
-        kwargs["cache_implementation"] = None
+    if _asked(model, kwargs, "cache_implementation") not in (None, TAKEN_BACK):
+        leave_out(model, kwargs, "cache_implementation")
+
+
+def leave_out(model: Any, kwargs: dict[str, Any], name: str) -> None:
+    """Take a setting out of a call that has it, as one that is None."""
+    if _asked(model, {**kwargs, "generation_config": None}, name) is not None:
+        kwargs[name] = None  # which alone counts more than what the model's own config says
+        return
+    config = copy.copy(kwargs["generation_config"])  # beside one, `generate` warns of any setting as an argument
+    setattr(config, name, None)
+    kwargs["generation_config"] = config
+
+
+def asks_router_logits(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the passes of a call tell what chose their experts, as checkpoints trained with that loss may say."""
+    configs = model.config, model.config.get_text_config(decoder=True)
+    told = [kwargs.get("output_router_logits"), *(getattr(each, "output_router_logits", False) for each in configs)]
+    return any(told)
 
 
 def why_no_cache(model: Any) -> str | None:

@@ -150,8 +150,10 @@ def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None
         return f"{type(streamer).__name__} is given a token of every text at a time"
     for found in (*processors, *criteria):
         name = type(found).__name__
-        known = is_of_transformers(found) or getattr(found, "rowwise", False)
-        if name in OF_A_BATCH or not known:
+        if is_of_transformers(found):
+            if name in OF_A_BATCH:
+                return f"{name} looks at the whole batch: give one text at a time for drafts"
+        elif not getattr(found, "rowwise", False):
             return f"{name} may look at the whole batch: say rowwise = True in its class if it looks at each row alone"
     for part in (*processors, *(each for each in criteria if not is_of_transformers(each))):
         try:

@@ -8,7 +8,6 @@ with a `texts.json` in the environment variable `MMACCEL_RECORDINGS`.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -88,7 +87,7 @@ def _model_rows(
     default = POLICIES[0]
     recognizers["plain"] = MeasuredRecognizer(adapter, policy=default, drafts=False)
     recognizers["packed"] = MeasuredRecognizer(adapter.target, adapter.processor, policy=default, packed=True)
-    ways: dict[str, Callable[[], Listener]] = {label: _streaming(one) for label, one in recognizers.items()}
+    ways: dict[str, Callable[[], Listener]] = {label: streaming(one) for label, one in recognizers.items()}
     ways |= {f"chunks {seconds:g}": partial(ChunkListener, adapter, seconds) for seconds in CHUNKS}
     played = listen(ways, recordings)
     for policy in POLICIES:
@@ -113,7 +112,8 @@ def _draft_rows(
         yield draft_row(name, label, played[way], streams[way], played["plain"], streams["plain"])
 
 
-def _streaming(recognizer: MeasuredRecognizer) -> Callable[[], Listener]:
+def streaming(recognizer: MeasuredRecognizer) -> Callable[[], Listener]:
+    """Begins a stream of its own for each recording."""
     return lambda: StreamListener(recognizer.stream(update_interval=UPDATE))
 
 

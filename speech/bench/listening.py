@@ -9,7 +9,7 @@ Ours with both models, moonshine-voice, and whisper_streaming as published where
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,9 @@ from mmaccel.comparison import results
 from ..audio.endpoint import RATE, find_endpoint
 from ..audio.recordings import Recording, all_recordings, in_noise, without_pauses
 from ..families.weights import load
-from .benchmark import moonshine_voice_row, offline_row, stream_row, streamed
+from .benchmark import moonshine_voice_row, offline_row, stream_row, streamed, streaming
 from .judged import table as each_recording
-from .listeners import UPDATE, Listener, MeasuredRecognizer, StreamListener
+from .listeners import MeasuredRecognizer
 from .page import heard
 from .playback import listen
 from .stream_tables import STREAMS, streams
@@ -68,9 +68,7 @@ def rows(conditions: dict[str, list[Recording]], models: Sequence[str]) -> Itera
 def _model_rows(name: str, recognizer: MeasuredRecognizer, chosen: list[Recording]) -> Iterator[dict[str, Any]]:
     offline = offline_row(name, recognizer, chosen)
     yield offline
-    ways: dict[str, Callable[[], Listener]] = {
-        "LocalAgreement": lambda: StreamListener(recognizer.stream(update_interval=UPDATE))
-    }
+    ways = {"LocalAgreement": streaming(recognizer)}
     module = published()
     if module is not None:
         rival = copy.copy(recognizer)  # which counts its own seconds of decoding

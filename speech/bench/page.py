@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
 from mmaccel.bench.selection import role_of
 from mmaccel.comparison.quality_plot import Axes, Mark, Series
@@ -68,7 +69,7 @@ GENERATE = """
 """
 
 
-def facts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def facts(rows: list[Row]) -> dict[str, Any]:
     """What was heard."""
     first = next(r for r in rows if r["method"] == "offline")
     return {
@@ -80,7 +81,7 @@ def facts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def heard(offline: dict[str, Any]) -> str:
+def heard(offline: Row) -> str:
     """The recordings of a row, and where they are from."""
     names = [one["name"] for one in offline["recordings"]]
     packaged, own = [name for name in names if name in TEXTS], [name for name in names if name not in TEXTS]
@@ -94,7 +95,7 @@ def _listed(names: list[str]) -> str:
     return " and ".join(", ".join(f"`{name}`" for name in part) for part in (names[:-1], names[-1:]) if part)
 
 
-def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
+def tables(rows: list[Row]) -> dict[str, str]:
     """A table for each kind of row."""
     sections: dict[str, str] = {}
     for name, (heading, text, table) in TABLES.items():
@@ -113,87 +114,57 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _drafts(group: list[dict[str, Any]]) -> str:
-    lines = [_refusal(r, 8) or _draft(r) for r in group]
-    headings = ("model", "what", "calls", "without drafts", "fewer", "decoder, CPU s", "without drafts", "less", "all")
-    return markdown(headings, lines)
+def _table(headings: tuple[str, ...], line: Callable[[Row], list[str]]) -> Callable[[list[Row]], str]:
+    """A table with a line for each row; one whose check failed has no figures and says why."""
+    empty = [""] * (len(headings) - 2)
+
+    def table(group: list[Row]) -> str:
+        return markdown(headings, [[r["model"], r["refused"], *empty] if r["refused"] else line(r) for r in group])
+
+    return table
 
 
-def _draft(r: dict[str, Any]) -> list[str]:
+def _draft(r: Row) -> list[str]:
     calls = [str(r["decoder_calls"]), str(r["baseline_decoder_calls"]), f"{1 / r['work_ratio']:.2f}x"]
     seconds = [f"{r['decoding_seconds']:.2f}", f"{r['baseline_decoding_seconds']:.2f}", f"{r['decoding_speedup']:.2f}x"]
     what = f"{r['method'].removeprefix('drafts ')}, {r['audio_seconds']:.0f} s"
     return [r["model"], what, *calls, *seconds, f"{r['speedup']:.2f}x"]
 
 
-def _refusal(r: dict[str, Any], columns: int) -> list[str] | None:
-    """A row whose check failed has no figures and says why."""
-    return None if r["refused"] is None else [r["model"], r["refused"], *[""] * (columns - 1)]
+def _encoder(r: Row) -> list[str]:
+    return [r["model"], *_seconds(r), f"{r['error']:.1e}"]
 
 
-def _encoder(group: list[dict[str, Any]]) -> str:
-    lines = [
-        _refusal(r, 4)
-        or [
-            r["model"],
-            f"{r['cpu_seconds']:.2f}",
-            f"{r['baseline_cpu_seconds']:.2f}",
-            f"{r['speedup']:.2f}x",
-            f"{r['error']:.1e}",
-        ]
-        for r in group
-    ]
-    return markdown(("model", "cached, CPU s", "anew at each update", "cheaper", "error"), lines)
+def _codec(r: Row) -> list[str]:
+    times = [f"{1000 * r['cpu_seconds']:.0f} ms", f"{1000 * r['baseline_cpu_seconds']:.0f} ms", f"{r['speedup']:.2f}x"]
+    return [str(r["settings"]["block"]), *times, f"{r['error']:.1e}", f"{r['baseline_error']:.1e}"]
 
 
-def _codec(group: list[dict[str, Any]]) -> str:
-    lines = [
-        _refusal(r, 5)
-        or [
-            str(r["settings"]["block"]),
-            f"{1000 * r['cpu_seconds']:.0f} ms",
-            f"{1000 * r['baseline_cpu_seconds']:.0f} ms",
-            f"{r['speedup']:.2f}x",
-            f"{r['error']:.1e}",
-            f"{r['baseline_error']:.1e}",
-        ]
-        for r in group
-    ]
-    headings = ("frames in a block", "StreamingCodecDecoder", "stock", "faster", "error", "error of stock")
-    return markdown(headings, lines)
+def _generate(r: Row) -> list[str]:
+    worst = f", worst recording {r['quality_worst']:.1%}" if "quality_worst" in r else ""
+    errors = f"{r['quality']:.1%} (plain {r['baseline_quality']:.1%}{worst})"
+    calls = f"{r['decoder_calls']} of {r['baseline_decoder_calls']}"
+    return [r["method"], "yes" if r["exact"] else "no", calls, *_seconds(r), errors]
 
 
-def _generate(group: list[dict[str, Any]]) -> str:
-    lines = [
-        _refusal(r, 6)
-        or [
-            r["method"],
-            "yes" if r["exact"] else "no",
-            f"{r['decoder_calls']} of {r['baseline_decoder_calls']}",
-            f"{r['cpu_seconds']:.2f}",
-            f"{r['baseline_cpu_seconds']:.2f}",
-            f"{r['speedup']:.2f}x",
-            f"{r['quality']:.1%} (plain {r['baseline_quality']:.1%}{_worst(r)})",
-        ]
-        for r in group
-    ]
-    return markdown(("method", "exact", "decoder calls", "CPU s", "plain", "speed-up", "WER"), lines)
+def _seconds(r: Row) -> list[str]:
+    return [f"{r['cpu_seconds']:.2f}", f"{r['baseline_cpu_seconds']:.2f}", f"{r['speedup']:.2f}x"]
 
 
-def _worst(r: dict[str, Any]) -> str:
-    return f", worst recording {r['quality_worst']:.1%}" if "quality_worst" in r else ""
-
-
-TABLES: dict[str, tuple[str, str, Callable[[list[dict[str, Any]]], str]]] = {
+DRAFTED = ("model", "what", "calls", "without drafts", "fewer", "decoder, CPU s", "without drafts", "less", "all")
+ENCODED = ("model", "cached, CPU s", "anew at each update", "cheaper", "error")
+DECODED = ("frames in a block", "StreamingCodecDecoder", "stock", "faster", "error", "error of stock")
+GENERATED = ("method", "exact", "decoder calls", "CPU s", "plain", "speed-up", "WER")
+TABLES = {
     "streams": ("Streams", STREAMS, streams),
-    "drafts": ("What drafts save", DRAFTS, _drafts),
-    "encoder": ("The encoder of Moonshine v2", ENCODER, _encoder),
-    "codec": ("Mimi in blocks", CODEC, _codec),
-    "generate": ("Methods of generate", GENERATE, _generate),
+    "drafts": ("What drafts save", DRAFTS, _table(DRAFTED, _draft)),
+    "encoder": ("The encoder of Moonshine v2", ENCODER, _table(ENCODED, _encoder)),
+    "codec": ("Mimi in blocks", CODEC, _table(DECODED, _codec)),
+    "generate": ("Methods of generate", GENERATE, _table(GENERATED, _generate)),
 }
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows: list[Row], path: Path) -> None:
     """When words are shown as ones that stay: a line for each way, from the median to the ninth of ten."""
     from matplotlib.figure import Figure
 
@@ -218,7 +189,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def picture(group: list[dict[str, Any]]) -> tuple[list[Series], Axes]:
+def picture(group: list[Row]) -> tuple[list[Series], Axes]:
     """Word errors of streams against processor seconds, for the index."""
     offline = next(row for row in group if role_of(row) == "plain")
     lines = []
@@ -238,6 +209,6 @@ def picture(group: list[dict[str, Any]]) -> tuple[list[Series], Axes]:
     return lines, around
 
 
-def _mark(row: dict[str, Any]) -> Mark:
+def _mark(row: Row) -> Mark:
     settings = row["settings"]
     return Mark(row["real_time_factor"], row["quality"], f"{settings['seconds']:g} s" if "seconds" in settings else "")

@@ -14,7 +14,7 @@ from mmaccel.cache.argument import cached
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
-from mmaccel.comparison.trial import Workload
+from mmaccel.comparison.trial import Workload, counted
 from mmaccel.testing.untrained import untrained
 
 from ..audio.endpoint import RATE
@@ -205,17 +205,9 @@ class Segments(Workload):
         return {**inputs, "max_new_tokens": self.adapter.limit(len(samples) / RATE), "do_sample": False}
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Written:
-        written = Written([], 0)
-
-        def count(*_: Any) -> None:
-            written.calls += 1
-
-        handle = self.target.get_decoder().register_forward_hook(count)
-        try:
-            written.tokens = [[target.generate(**call)[0].tolist() for call in calls] for calls in self.calls]
-        finally:
-            handle.remove()
-        return written
+        with counted(self.target.get_decoder()) as passes:
+            tokens = [[target.generate(**call)[0].tolist() for call in calls] for calls in self.calls]
+        return Written(tokens, len(passes))
 
     def judge(self, plain: Written, other: Written) -> dict[str, Any]:
         return {"written": other}

@@ -18,9 +18,9 @@ from mmaccel.comparison import results
 from ..audio.endpoint import RATE
 from ..audio.recordings import Recording, all_recordings
 from ..families.weights import load
-from .benchmark import offline_row, stream_row, streamed
+from .benchmark import offline_row, stream_row, streamed, streaming
 from .judged import described
-from .listeners import UPDATE, MeasuredRecognizer, StreamListener
+from .listeners import UPDATE, MeasuredRecognizer
 from .page import heard
 from .playback import listen
 from .stream_tables import both, points
@@ -41,7 +41,7 @@ def rows(recognizer: MeasuredRecognizer, recordings: list[Recording]) -> Iterato
     """A row for each length."""
     baseline = offline_row(MODEL, recognizer, recordings)["quality"]
     for seconds in PUSHES:
-        ways = {"LocalAgreement": lambda: StreamListener(recognizer.stream(update_interval=UPDATE))}
+        ways = {"LocalAgreement": streaming(recognizer)}
         recognizer.decoding = 0.0
         played = listen(ways, recordings, round(seconds * RATE))["LocalAgreement"]
         row = stream_row(

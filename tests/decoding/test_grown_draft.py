@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache, Gemma3TextConfig, LlamaConfig
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+import mmaccel
 from mmaccel.decoding import Draft, SuffixIndex, Verdict
 from mmaccel.decoding.dice import Dice
 from mmaccel.decoding.drafters.acceptance import Acceptance
@@ -19,7 +20,7 @@ from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.pass_cost import FEWEST, STALE, PassCost
 from mmaccel.decoding.drafters.sources import EXPECTED, Repeats, Successors
 from mmaccel.decoding.passes.slots import GAPS, Slots, ancestors
-from mmaccel.vlm import FusedDraft, TokenRecycling
+from mmaccel.vlm import FusedDraft, TokenRecycling, examples
 
 
 # ------------------------------------------------------------------------------------------------- acceptance
@@ -71,6 +72,31 @@ def test_what_was_not_measured_is_taken_to_be_as_steep_as_elsewhere():
     for _ in range(9):
         cost.observe(8, [1], 0.012)
     assert cost.curve.seconds(8) == pytest.approx(0.012), "the old time is forgotten"
+
+
+def test_prompts_say_nothing_of_drafts():
+    """Where accepted drafts are read again, drafts are given up once they have lost too much."""
+    cost, shares = measured({1: 1.0, 2: 1.01, 8: 1.02}, most=33), [0.9] * 8
+    known = cost.curve.seconds(40)
+    for _ in range(10):
+        cost.begin()
+        cost.leave_out(7.0)
+        cost.observe(40, [1], 5.0)
+    assert cost.nodes(shares, again=True) > 0 and cost.curve.seconds(40) == known
+    cost.observe(1, [1], 1.0)
+    assert cost.curve.seconds(1) == 1.0, "what was left out of the prompt's pass is no part of the next"
+    for _ in range(2):
+        cost.observe(9, [1], 5.0)
+    assert cost.nodes(shares, again=True) == 0 and cost.nodes(shares) > 0
+
+
+def test_the_prompt_of_each_text_is_no_pass_that_is_learned():
+    model = examples.llama()[0]
+    with mmaccel.accelerate(model, FusedDraft()) as fast:
+        for _ in range(3):
+            fast.generate(torch.arange(4, 30)[None], max_new_tokens=5, do_sample=False, eos_token_id=None)
+            cost = fast.memory[f"{FusedDraft.name}, cost of 1 rows"]
+            assert 1 in cost._seconds and 26 not in cost._seconds
 
 
 def test_a_plain_pass_is_timed_again_where_drafts_save_little():

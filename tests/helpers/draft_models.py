@@ -22,6 +22,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
     RecurrentGemmaConfig,
@@ -99,6 +101,11 @@ def gpt_oss():
     """Attention sinks, and windows."""
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     return sharp(GptOssForCausalLM, GptOssConfig, head_dim=8, sliding_window=16, attn_implementation="eager", **experts)
+
+
+def mixtral():
+    """Experts."""
+    return sharp(MixtralForCausalLM, MixtralConfig, num_local_experts=4, num_experts_per_tok=2)
 
 
 def mistral():

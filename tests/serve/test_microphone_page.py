@@ -1,30 +1,18 @@
 """The page that listens: a browser with a microphone that plays a recording."""
 
-import shutil
 import time
 
 import pytest
-from expected_skips import BROWSERS
 from listening import listening
 
 from mmaccel.speech.serving.listening import Listening
 
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
-
 
 @pytest.fixture(scope="module")
-def page(listener, recording):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip("no Chromium or Chrome on the PATH")
+def page(launched, listener, recording):
     fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    heard = f"--use-file-for-fake-audio-capture={recording}"
-    with (
-        listening(listener, key="right") as (_, address),
-        sync_api.sync_playwright() as playwright,
-    ):
-        browser = playwright.chromium.launch(executable_path=found, args=[*FLAGS, *fake, heard])
+    with listening(listener, key="right") as (_, address):
+        browser = launched(*fake, f"--use-file-for-fake-audio-capture={recording}")
         page = browser.new_page()
         page.set_default_timeout(120_000)
         page.goto(address)

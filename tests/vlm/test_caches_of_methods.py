@@ -8,7 +8,8 @@ import pytest
 import torch
 from draft_models import call, sharp
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import DynamicCache, GenerationConfig, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers.generation import utils
 
 import mmaccel
 from mmaccel.cache.argument import cache_of
@@ -56,6 +57,30 @@ def test_what_is_read_anew_and_kept_whole_is_plain(kind, first):
     with mmaccel.accelerate(model, kind(budget=None, tokens=99)) as fast:
         result = fast.generate(**given, return_dict_in_generate=True)
         assert torch.equal(result.sequences, plain) and cache_of(result).reader is fast.adapter.attention
+
+
+@pytest.mark.parametrize("checkpoint", (None, "hybrid"))
+@ALL
+def test_a_cache_beside_a_generation_config_is_no_argument_of_its_own(method, checkpoint, monkeypatch):
+    """Of which transformers warns, and which it will refuse."""
+    told = []
+    monkeypatch.setattr(utils.logger, "warning_once", told.append)
+    model = sharp(LlamaForCausalLM, LlamaConfig)
+    model.generation_config.cache_implementation = checkpoint
+    config = GenerationConfig(max_new_tokens=9, cache_implementation=None if checkpoint else "dynamic")
+    with mmaccel.accelerate(model, method) as fast:
+        fast.generate(call()["input_ids"], generation_config=config)
+        assert fast.report.engaged and not fast.report.warnings and not told
+    assert config.cache_implementation == (None if checkpoint else "dynamic")
+
+
+def test_a_setting_that_the_models_own_config_has_is_taken_out_all_the_same():
+    """Where the config of a call says None, `generate` asks that of the model."""
+    model, config = sharp(LlamaForCausalLM, LlamaConfig), GenerationConfig(max_new_tokens=9)
+    model.generation_config.cache_implementation = "dynamic"
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        fast.generate(call()["input_ids"], generation_config=config)
+        assert fast.report.engaged and not fast.report.warnings
 
 
 @pytest.mark.parametrize("more", ({}, {"past_key_values": None}), ids=("no cache", "a cache"))

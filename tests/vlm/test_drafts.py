@@ -18,6 +18,7 @@ from draft_models import (
     jamba,
     lfm2,
     mistral,
+    mixtral,
     qwen3_next,
     recurrent_gemma,
 )
@@ -27,6 +28,7 @@ from transformers import (
     DeepseekV4ForCausalLM,
     DynamicCache,
     Gemma3ForCausalLM,
+    GenerationConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
@@ -34,6 +36,7 @@ from transformers import (
     StopStringCriteria,
     SynthIDTextWatermarkingConfig,
 )
+from transformers.generation import utils
 
 import mmaccel
 from mmaccel.decoding.generated_text import copied
@@ -92,6 +95,22 @@ def test_caches_of_other_kinds(build, method, batch, pad):
     cache = result.past_key_values
     assert cache.get_seq_length() == plain.shape[1] - 1
     assert not any(getattr(layer, "record_past", False) for layer in cache.layers), "it forgets again what it may"
+
+
+@pytest.mark.parametrize("build", (mixtral, qwen3_next), ids=("trees", "chains"))
+@pytest.mark.parametrize("method", METHODS[:3], ids=IDS[:3])
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (1, 5), (3, 0), (3, 5)))
+def test_router_logits_are_left_out(build, method, batch, pad):
+    """Which a config asks for that was trained with their loss: that takes no mask of a pass over drafts."""
+    model, given = build(), call(batch, pad)
+    plain = model.generate(**given)
+    for config, argument in ((True, {}), (False, {"output_router_logits": True})):
+        model.config.output_router_logits = config
+        with mmaccel.accelerate(model, method) as fast:
+            for _ in range(2):
+                assert torch.equal(fast.generate(**given, **argument), plain)
+            assert fast.report.details["accepted"] > 0
+        assert model.config.output_router_logits is config
 
 
 @pytest.mark.parametrize("build", (qwen3_next, falcon_h1, lfm2), ids=lambda build: build.__name__)
@@ -427,7 +446,7 @@ def test_a_streamer_of_a_batch_is_given_a_token_of_every_text_at_a_time(llama):
     target.remove()
 
 
-def test_a_text_stops_at_strings():
+def test_a_text_stops_at_strings(monkeypatch):
     """Of which each byte is a token."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     bare = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
@@ -440,9 +459,14 @@ def test_a_text_stops_at_strings():
     several = call(3, stop_strings=[end], tokenizer=tokenizer)
     plain, together = model.generate(**given), model.generate(**several)
     assert plain.shape[1] < call()["input_ids"].shape[1] + NEW
+    config = GenerationConfig(max_new_tokens=NEW, stop_strings=[end])
+    told = []
+    monkeypatch.setattr(utils.logger, "warning_once", told.append)
     with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
         assert torch.equal(fast.generate(**given), plain)
         assert not any("own loop" in warning for warning in fast.report.warnings)
+        configured = fast.generate(call()["input_ids"], generation_config=config, tokenizer=tokenizer)
+        assert torch.equal(configured, plain) and config.stop_strings == [end] and not told
         assert torch.equal(fast.generate(**several), together)
         assert "is written on until all have ended" in fast.report.warnings[0]
     drafts, criterion = FusedDraft(always=True).custom_generate(), StopStringCriteria(tokenizer, [end])
@@ -502,6 +526,23 @@ def test_a_processor_of_the_user_is_shown_batches_only_whole(llama, batch, reaso
     plain = llama.generate(**given)
     with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
         assert torch.equal(fast.generate(**given), plain) and fast.report.warnings == ([said] if batch > 1 else [])
+
+
+class PrefixConstrainedLogitsProcessor(Mine):
+    """Not that of transformers, but for the name."""
+
+    rowwise = True
+
+
+def test_a_processor_of_transformers_that_looks_at_the_whole_batch_is_named_without_advice_on_its_class(llama):
+    said = "PrefixConstrainedLogitsProcessor looks at the whole batch: give one text at a time for drafts"
+    given = call(2, prefix_allowed_tokens_fn=lambda row, ids: list(range(4, 40)))
+    plain = llama.generate(**given)
+    with mmaccel.accelerate(llama, SuffixDecoding(shortest=1)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.warnings == [f"the model's own loop ran: {said}"]
+        fast.generate(**call(2, logits_processor=LogitsProcessorList([PrefixConstrainedLogitsProcessor()])))
+        assert fast.report.details["accepted"] and not fast.report.warnings
 
 
 class Judge(torch.nn.Linear):
@@ -600,10 +641,13 @@ def test_other_loops_of_generate_stay_what_they_are(llama, setting):
 
 
 def test_a_text_without_drafts_says_why(llama):
-    given = call(max_new_tokens=1)
     with mmaccel.accelerate(llama, FusedDraft()) as fast:
-        fast.generate(**given)
-    assert fast.report.warnings == ["nothing was drafted: no guess was worth what a wider pass costs"]
+        fast.generate(**call(max_new_tokens=2))
+        assert fast.report.warnings == ["nothing was drafted: no guess was worth what a wider pass costs"]
+        for batch in (1, 3):
+            fast.generate(**call(batch, max_new_tokens=1))
+            said = "nothing was drafted: the answer is one token, which the pass over the prompt gives"
+            assert fast.report.warnings == [said]
 
 
 def test_what_a_session_keeps_is_bounded(llama):

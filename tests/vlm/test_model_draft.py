@@ -6,7 +6,8 @@ import gc
 import pytest
 import torch
 from draft_models import call, mistral
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3NextForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3NextForCausalLM, pipeline
 
 import mmaccel
 from mmaccel.decoding.drafters.acceptance import Acceptance
@@ -245,12 +246,53 @@ def test_what_cannot_help_is_refused(llama, assistant, said):
         assert torch.equal(fast.generate(**given), plain)
 
 
-def test_an_assistant_with_a_tokenizer_of_its_own_is_refused(llama):
-    """Its vocabulary may have as many tokens, and they are others."""
+WORDS = [f"w{number}" for number in range(64)]
+
+
+def tokenizer(words):
+    found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=found)
+
+
+@pytest.mark.parametrize("words", (WORDS, WORDS[:60], [*WORDS[:61], "x", "y", "z"]), ids=("equal", "fewer", "renamed"))
+def test_an_assistant_with_the_same_tokens_drafts(llama, words, monkeypatch):
+    """Transformers asks for both tokenizers where the sizes of the vocabularies are rounded up otherwise."""
+    monkeypatch.setattr(model_draft, "CLOSE", 0.1)
+    monkeypatch.setattr(model_draft, "EVERY", 2)
+    given = {"assistant_model": small(66), "tokenizer": tokenizer(WORDS), "assistant_tokenizer": tokenizer(words)}
+    plain, beams = llama.generate(**call()), llama.generate(**call(num_beams=2))
+    with mmaccel.accelerate(llama, ModelDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**call(), **given), plain)
+        assert fast.report.details["drafted"] > 0 and not fast.report.warnings
+        assert torch.equal(fast.generate(**call(num_beams=2), **given), beams)
+        assert fast.report.warnings == ["the model's own loop ran: num_beams=2"]
+
+
+def test_an_assistant_with_other_tokens_is_refused(llama):
+    """Its vocabulary may have as many, and they are others."""
+    given = {"assistant_model": small(), "assistant_tokenizer": tokenizer(WORDS[::-1])}
     with mmaccel.accelerate(llama, ModelDraft()) as fast:
-        with pytest.raises(SettingError, match="of the same tokenizer, and leave assistant_tokenizer= out"):
-            fast.generate(**call(), assistant_model=small(), tokenizer=object(), assistant_tokenizer=object())
+        with pytest.raises(SettingError, match="assistant_tokenizer= are others than those of tokenizer="):
+            fast.generate(**call(), **given, tokenizer=tokenizer(WORDS))
+        with pytest.raises(SettingError, match="give tokenizer= as well, or leave assistant_tokenizer= out"):
+            fast.generate(**call(), **given)
         assert torch.equal(fast.generate(**call(), assistant_model=small()), llama.generate(**call()))
+
+
+def test_a_pipeline_with_an_assistant_drafts(llama):
+    """It gives both tokenizers with each call, where special tokens of the two configs differ."""
+    helper = small()
+    helper.config.pad_token_id = 1
+    given = {"tokenizer": tokenizer(WORDS), "assistant_model": helper, "assistant_tokenizer": tokenizer(WORDS)}
+    text, more = " ".join(WORDS[9:30]), {"max_new_tokens": 20, "do_sample": False}
+    write = pipeline("text-generation", llama, tokenizer=tokenizer(WORDS))
+    plain = write(text, **more)
+    write = pipeline("text-generation", llama, **given)
+    assert write.assistant_tokenizer is not None
+    with mmaccel.accelerate(write.model, ModelDraft(always=True)) as fast:
+        assert write(text, **more) == plain
+        assert fast.report.details["drafted"] > 0 and not fast.report.warnings
 
 
 def hybrid():

@@ -90,7 +90,7 @@ def of_samplers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
     """For each budget what was found, and a table of all entries; then the samplers."""
     budgets = by("budget", HEADING, of_default(rows)).items()
-    found = {heading: f"{_found(group)}\n\n{table(group)}" for heading, group in budgets}
+    found = {heading: f"{findings.of_budget(group)}\n\n{table(group)}".lstrip() for heading, group in budgets}
     grid = of_samplers(rows)
     if grid:
         found[SAMPLERS] = f"{GRID}\n\n{findings.of_samplers(grid)}\n\n{sampler_tables(grid)}"
@@ -139,24 +139,6 @@ def _pair(row: dict[str, Any] | None, keys: tuple[str, str]) -> str:
         return str(row["label"])
     spent = "" if findings.is_in_time(row) or mean == PLAIN_CONVERGED[0] else f", {row['work_ratio']:.0%} of the work"
     return f"{row[mean]:.1f} ({row[worst]:.1f}){spent}"
-
-
-def _found(group: list[dict[str, Any]]) -> str:
-    """What a group of rows says, in words; of those that kept to the time."""
-    kept = findings.in_time(group)
-    best = {kind: max((r for r in kept if r["kind"] == kind), key=_quality, default=None) for kind in KINDS}
-    ours = best["ours"] or next(r for r in group if r["kind"] == "ours")
-    others = " and ".join(
-        f"{ours['quality'] - r['quality']:+.1f} dB (worst {ours['psnr_worst'] - r['psnr_worst']:+.1f}) to {r['method']}"
-        for r in (best["simple"], best["rival"])
-        if r
-    )
-    wall, budget, part = ours["wall_share"], ours["budget"], best["part"] or ours
-    return (
-        f"`{ours['method']}` took {wall:.0%} of the time, {wall / budget - 1:+.0%} of the budget, and is {others}, the"
-        f" best of the others. The best of its variants: {part['method']}, {part['quality'] - ours['quality']:+.1f} dB."
-        f"\n\n{findings.of_budget(group)}"
-    )
 
 
 def _quality(r: dict[str, Any]) -> float:

@@ -85,13 +85,13 @@ def facts(found: list[Row]) -> dict[str, str]:
 
 
 def tables(found: list[Row]) -> dict[str, str]:
-    """For each kind of clips and each share of the tokens a table of all entries, and what it says."""
+    """For each kind of clips a table of all entries at each share of the tokens, and one at equal tokens."""
     pages = {}
     for name in dict.fromkeys(row["table"] for row in found):
         rows = [row for row in found if row["table"] == name]
         for share in _shares(rows):
             group = [r for r in rows if not _is_method(r) or r["share"] == share]
-            pages[f"{TITLES[name]}: {share:.0%} of the tokens"] = f"{_table(group)}\n\n{_summary(group, share)}"
+            pages[f"{TITLES[name]}: {share:.0%} of the tokens"] = _table(group)
         pages[f"{TITLES[name]}: at equal tokens"] = f"{EQUAL}\n\n{_equal_table(rows)}\n\n{at_equal_tokens(rows)}"
     return pages
 
@@ -142,15 +142,6 @@ def _equal_cell(row: Row) -> str:
 
 def _is_method(row: Row) -> bool:
     return row.get("kind") not in ("plain", "simple")
-
-
-def _summary(group: list[Row], share: float) -> str:
-    """The best method beside the plain model, and beside fewer frames with about as many tokens."""
-    plain = next(r for r in group if r["kind"] == "plain")
-    fewer = min((r for r in group if r["kind"] == "simple"), key=lambda r: abs(r["visual_share"] - share))
-    best = max((r for r in group if _is_method(r)), key=lambda r: (r["quality"], r["speedup"]))
-    told = (f"{label(r)} {r['quality']:.1%} ({r['visual_share']:.1%} of the tokens)" for r in (fewer, best))
-    return f"Answered right: plain {plain['quality']:.1%}, {', '.join(told)}."
 
 
 def _table(group: list[Row]) -> str:

@@ -21,13 +21,12 @@ from mmaccel.bench.winners import ahead, speed
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
-from mmaccel.comparison.trial import Workload
+from mmaccel.comparison.trial import Workload, counted
 from mmaccel.session import Session
 
 from ..drafts.document_draft import DocumentDraft
 from ..drafts.fused_draft import FusedDraft
 from ..input.misread import misread
-from .timing import counted
 
 MODEL = "tiny-reader"
 SEED, PAGES, FEW = 9, 12, 3

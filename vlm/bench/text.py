@@ -23,7 +23,8 @@ from mmaccel.bench.winners import Figure, speed, who_wins
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
-from mmaccel.comparison.trial import Workload, seeded
+from mmaccel.comparison.trial import Workload, counted, seeded
+from mmaccel.method import Method
 from mmaccel.session import Session
 
 from ..drafts.fused_draft import FusedDraft
@@ -32,9 +33,9 @@ from ..drafts.text_draft import TextDraft
 from ..drafts.token_recycling import TokenRecycling
 from .language_tasks import MODEL, load
 from .text_tasks import Task, prompt, tasks
-from .timing import counted
 
 NEW = 160
+OURS = (SuffixDecoding(), TokenRecycling(), FusedDraft(), TextDraft())
 LOOKUP = "prompt lookup of transformers"
 TOLERANCE = 0.97  # of the plain speed; what is above counts as no loss
 
@@ -94,14 +95,8 @@ class Writing(Workload):
         return {"tokens": other.tokens, "passes": other.passes, "plain_passes": plain.passes * longer, "longer": longer}
 
 
-def entries(model: Any) -> list[Entry]:
-    """The plain model, its own rival, and every drafter."""
-    ours = (SuffixDecoding(), TokenRecycling(), FusedDraft(), TextDraft())
-    return [Entry(PLAIN, PLAIN), Entry(LOOKUP, "rival", setup=looking_up), *(Entry.of(model, each) for each in ours)]
-
-
 @contextmanager
-def looking_up(model: Any) -> Iterator[Any]:
+def _looking_up(model: Any) -> Iterator[Any]:
     """The model with transformers' own prompt lookup, of ten tokens as its documentation has it."""
     yield SimpleNamespace(generate=functools.partial(model.generate, prompt_lookup_num_tokens=10))
 
@@ -114,10 +109,15 @@ def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
 
 def measured(loaded: Callable[[], tuple[Any, Any]], mode: Mode, full: bool) -> Iterator[Row]:
     """The row of each entry in a mode."""
-    model, tokenizer = loaded()
-    found = tasks(mode.texts if full else 1)
+    yield from compared(*loaded(), tasks(mode.texts if full else 1), mode, OURS)
+
+
+def compared(model: Any, tokenizer: Any, found: list[Task], mode: Mode, ours: Iterable[Method]) -> Iterator[Row]:
+    """A row for each of our methods and, where texts are written one at a time, for transformers' prompt lookup."""
     batches = [found[start : start + mode.batch] for start in range(0, len(found), mode.batch)]
-    running = [each for each in entries(model) if each.label != LOOKUP or mode.batch == 1]
+    running = [Entry(PLAIN, PLAIN)]
+    running += [Entry(LOOKUP, "rival", setup=_looking_up)] if mode.batch == 1 else []
+    running += [Entry.of(model, each) for each in ours]
     Runner(Writing(model, tokenizer, batches, mode), running, range(len(batches)), title=mode.name).run(warm_up=False)
     kinds = [batch[0].kind for batch in batches]
     for entry in running[1:]:

@@ -81,17 +81,6 @@ class Timing(Workload):
 
 
 @contextmanager
-def counted(model: Any) -> Iterator[list[int]]:
-    """As many numbers as the model makes passes inside this block."""
-    passes = list[int]()
-    counting = model.register_forward_pre_hook(lambda *_: passes.append(1))
-    try:
-        yield passes
-    finally:
-        counting.remove()
-
-
-@contextmanager
 def _tower_seconds(model: Any) -> Iterator[list[float]]:
     """Seconds of each pass of the vision tower inside this block."""
     began, seconds = 0.0, list[float]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import ne
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,9 @@ from mmaccel.registry import register
 
 from .fused_draft import FusedDraft
 
-CLOSE = 0.01  # share by which vocabularies of one tokenizer may differ, as sizes are rounded up
+# Share by which vocabularies of one tokenizer may differ: sizes are rounded up, and special tokens renamed.
+CLOSE = 0.01
+EVERY = 50  # of how many tokens one is compared, as each call is checked
 
 
 @register("vlm")
@@ -53,8 +56,9 @@ class ModelDraft(FusedDraft):
     ------
     SettingError
         If a setting is out of range; from `generate`, if the assistant is no loaded model, has a vocabulary of another
-        size or no cache that can be cropped, or is the model itself. Another tokenizer of the same size is not
-        noticed: its guesses are never right, and it is soon no longer asked.
+        size or no cache that can be cropped, or is the model itself, and if the call's `assistant_tokenizer` has other
+        tokens than its `tokenizer`. Without these another tokenizer of the same size is not noticed: its guesses are
+        never right, and it is soon no longer asked.
 
     Examples
     --------
@@ -86,13 +90,11 @@ class ModelDraft(FusedDraft):
         """Take the assistant out of the arguments of a call."""
         super().take(model, kwargs)
         assistant = kwargs.pop("assistant_model", None)
+        its_tokenizer = kwargs.pop("assistant_tokenizer", None)  # no argument of calls without an assistant
         if assistant is not None:
             _check(assistant, model)
-            if kwargs.get("assistant_tokenizer") is not None:
-                raise SettingError(
-                    "assistant_tokenizer= says that the assistant has other tokens: give a smaller model of the same"
-                    " tokenizer, and leave assistant_tokenizer= out"
-                )
+            if its_tokenizer is not None:
+                _check_tokens(its_tokenizer, kwargs.get("tokenizer"))
         return assistant
 
     def sources(self, call: Call, row: int) -> list[Source]:
@@ -136,3 +138,18 @@ def _check(assistant: Any, model: Any) -> None:
     cache = DynamicCache(config=config)
     if assistant.config.is_encoder_decoder or not cache.is_croppable or not can_go_back(cache):
         raise SettingError(f"{name} has no cache that guesses can be taken back from: give a plain decoder")
+
+
+def _check_tokens(its_tokenizer: Any, tokenizer: Any) -> None:
+    if tokenizer is None:
+        raise SettingError(
+            "assistant_tokenizer= alone does not tell whether the assistant has the tokens of this model: give"
+            " tokenizer= as well, or leave assistant_tokenizer= out"
+        )
+    ids = list(range(0, min(len(its_tokenizer), len(tokenizer)), EVERY))
+    its, ours = its_tokenizer.convert_ids_to_tokens(ids), tokenizer.convert_ids_to_tokens(ids)
+    if sum(map(ne, its, ours)) > CLOSE * len(ids):
+        raise SettingError(
+            "the tokens of assistant_tokenizer= are others than those of tokenizer=: give a smaller model of the same"
+            " tokenizer"
+        )

@@ -75,8 +75,9 @@ class GrownMethod(DraftMethod):
         ]
 
     def width(self, call: Call) -> PassCost:
-        """What passes over so many rows cost."""
+        """What passes over so many rows cost, for texts that begin now."""
         found: PassCost = self._kept(call, f"cost of {call.rows} rows", PassCost(self.block + 1, self.always))
+        found.begin()
         return found
 
     def sources(self, call: Call, row: int) -> list[Source]:

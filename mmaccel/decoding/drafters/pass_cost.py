@@ -51,10 +51,15 @@ class PassCost:
         self._left_out = 0.0  # seconds since the last pass that are no part of the next one
         self._medians: dict[int, float] = {}  # of the widths that are believed
         self._lost = 0.0  # plain passes
+        self._is_prompt = False  # what the next pass reads
         self._fit()
 
     def width(self) -> int:
         return self.most
+
+    def begin(self) -> None:
+        """A text begins: the next pass reads its prompt, and says nothing of drafts."""
+        self._is_prompt = True
 
     def leave_out(self, seconds: float) -> None:
         """So much of the time until the next pass has ended is no part of it."""
@@ -62,11 +67,12 @@ class PassCost:
 
     def observe(self, width: int, emitted: list[int], seconds: float) -> None:
         """Learn the seconds of a pass, unless it is that of a prompt."""
-        self._since = 0 if width == 1 else self._since + 1
-        if width > 2 * self.most:
-            self._left_out = 0.0
+        left_out, self._left_out = self._left_out, 0.0
+        if self._is_prompt:
+            self._is_prompt = False
             return
-        seconds, self._left_out = max(seconds - self._left_out, 1e-9), 0.0
+        self._since = 0 if width == 1 else self._since + 1
+        seconds = max(seconds - left_out, 1e-9)
         lost = -FORGIVEN if width == 1 else seconds / self.curve.seconds(1) - fmean(emitted)
         self._lost = max(-PATIENCE, self._lost + lost)
         times = self._seconds.setdefault(width, deque(maxlen=RECENT))
