@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError
+from mmaccel.machine import forked_rng
 from mmaccel.patching import hook
 from mmaccel.progress import looks
 from mmaccel.session import Session
@@ -101,7 +102,7 @@ class Painter(ABC):
                 return target.generate(**inputs, progress=progress or bar)
         adapter: Any = find_adapter(self.target)
         inputs.update(adapter.plain_arguments(inputs))
-        with torch.random.fork_rng(), counted(target, label, progress):
+        with forked_rng(), counted(target, label, progress):
             torch.manual_seed(settings.seed)
             return target.generate(**inputs)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -22,14 +24,33 @@ def machine() -> dict[str, str]:
     }
 
 
-def used_devices() -> list[int]:
-    """The CUDA devices that hold something of this process, and the current one; none is started just to be asked."""
+def used_devices(kind: str = "cuda") -> list[int]:
+    """The GPUs that hold something of this process, and the current one; none is started just to be asked.
+
+    `kind` is ``"cuda"`` or ``"xpu"``, which is Intel's.
+    """
     import torch
 
-    if not torch.cuda.is_initialized():
+    gpus = torch.get_device_module(kind)
+    if not gpus.is_initialized():
         return []
-    current, count = torch.cuda.current_device(), torch.cuda.device_count()
-    return [device for device in range(count) if device == current or torch.cuda.memory_reserved(device)]
+    current, count = gpus.current_device(), gpus.device_count()
+    return [device for device in range(count) if device == current or gpus.memory_reserved(device)]
+
+
+@contextmanager
+def forked_rng() -> Iterator[None]:
+    """Put the global random state back after the block, on the processor and on all GPUs in use."""
+    import torch
+
+    if torch.backends.mps.is_available():
+        kind, devices = "mps", [0]
+    else:
+        kind = "xpu" if torch.xpu.is_available() else "cuda"
+        devices = used_devices(kind)
+    # by name: before torch 2.13 it takes CUDA's for granted, and it warns where there are several
+    with torch.random.fork_rng(devices, device_type=kind):
+        yield
 
 
 def synchronize() -> None:

@@ -269,7 +269,8 @@ def _check(chosen: list[Method], adapter: Adapter) -> None:
     for i, method in enumerate(chosen):
         modality = modality_of(method)
         if modality != adapter.modality:
-            if find_adapter(adapter.target, modality).modality == modality:
+            beside = find_adapter(adapter.target, modality)
+            if beside.modality == modality and beside.fits(method):
                 raise ConflictError(
                     f"{chosen[0]} and {method} work on two parts of a {type(adapter.target).__name__}: open one session"
                     " on the pipeline, and for the other method one on the model inside it"

@@ -8,10 +8,15 @@ _EXACT = (
 )
 _LOSSY = "nothing lossy was measured to be faster"
 _STREAMS = "no method works on these: speech.StreamingRecognizer hears them, and verifies drafts where that saves work"
-_HEARD = ("ctc", "transducer", "streaming_transducer", "speech_chat", "codec_frames", "mel_frames")
+_CHAT = (
+    "speech.StreamingRecognizer hears these, and verifies drafts by itself: name vlm.FusedDraft() for answers to"
+    " questions about sound"
+)
+_HEARD = ("ctc", "transducer", "streaming_transducer", "codec_frames", "mel_frames")
 ABSENT: dict[str, dict[str, str]] = {
     **dict.fromkeys(
         ("moonshine", "moonshine_streaming", "whisper"), {"exact": _EXACT, "balanced": _LOSSY, "fast": _LOSSY}
     ),
     **dict.fromkeys(_HEARD, dict.fromkeys(("exact", "balanced", "fast"), _STREAMS)),
+    "speech_chat": {"exact": _CHAT, "balanced": _LOSSY, "fast": _LOSSY},
 }

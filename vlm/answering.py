@@ -71,7 +71,7 @@ def from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
         with no_foreign_code(model):
             AutoConfig.from_pretrained(model, trust_remote_code=False)  # says best what is wrong
             processor = AutoProcessor.from_pretrained(model, trust_remote_code=False)
-            ours = {"attn_implementation": "sdpa", "trust_remote_code": False}
+            ours: dict[str, Any] = {"attn_implementation": "sdpa", "trust_remote_code": False}
             target = load_pretrained(AutoModelForImageTextToText, model, dtype, **ours)
         getattr(processor, "tokenizer", processor).padding_side = "left"  # answers of a batch follow their prompts
     except ImportError as error:

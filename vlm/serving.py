@@ -18,6 +18,7 @@ from mmaccel.cli.arguments import FRAMES, TOKENS
 from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import PromptError, SettingError, shown
+from mmaccel.machine import forked_rng
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
 from .chat_messages import conversation_of
@@ -140,7 +141,7 @@ class ChatEndpoint(Endpoint[Chat]):
         more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Left(requests)]), "max_new_tokens": length}
         if first.pieces is not None:
             more["streamer"] = _Streamer(self.processor.tokenizer, first.pieces)
-        with torch.random.fork_rng():
+        with forked_rng():
             torch.manual_seed(first.seed)
             tokens = self.target.generate(**inputs, **{**first.sampling, **more})
         if all(request.left.is_set() for request in requests):

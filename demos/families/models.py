@@ -12,6 +12,8 @@ from typing import Any
 import diffusers
 import torch
 
+from mmaccel.machine import forked_rng
+
 from .written import read_rows
 
 _PART = "a part of other denoisers"
@@ -36,7 +38,7 @@ SCALE = 0.1  # of all parameters: untrained ones may start at 0, which nothing w
 def build(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     """A model of a class, the same every time, and the arguments of one call."""
     row = rows()[name]
-    with torch.random.fork_rng(devices=[]):
+    with forked_rng():
         torch.manual_seed(0)
         model = getattr(diffusers, name)(**{key: read(value) for key, value in row["config"].items()})
         for value in model.parameters():

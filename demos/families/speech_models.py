@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
+from mmaccel.machine import forked_rng
 from mmaccel.speech import examples
 from mmaccel.speech.examples import Processor
 from mmaccel.speech.families.timed import features_of
@@ -41,7 +42,7 @@ def build(name: str, seed: int = 0) -> tuple[Any, Any]:
         return _example(row["example"], seed)
     model = untrained(functools.partial(_made, name, row["config"]), seed)
     made = processor(row)
-    with torch.random.fork_rng(), torch.no_grad():
+    with forked_rng(), torch.no_grad():
         torch.manual_seed(seed)
         _KINDS[row["kind"]](model, made.feature_extractor)
     return model, made

@@ -1,5 +1,7 @@
 """Attention, merging and sampling ops: a naive reference, a fast torch path and a Triton kernel behind one signature.
 
+They have no gradients: backward through one of them is an error.
+
 Example
 -------
 >>> import torch

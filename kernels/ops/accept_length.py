@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .checks import check_indices, require
+from .checks import check_indices, has_values, require
 from .library import define
 
 
@@ -50,7 +50,7 @@ def accept_length(p: torch.Tensor, q: torch.Tensor, tok: torch.Tensor, u: torch.
     require(tok.shape == q.shape[:2], "tok", f"{list(q.shape[:2])}", tok)
     require(u.shape == q.shape[:2] and u.is_floating_point(), "u", f"floating {list(q.shape[:2])}", u)
     require(u.device == q.device, "u", f"on {q.device}, as q is", u)
-    if q.device.type == "cpu" and tok.numel():
+    if tok.numel() and has_values(tok):
         low, high = (int(x) for x in tok.aminmax())
         require(low >= 0 and high < q.shape[2], "tok", f"between 0 and {q.shape[2] - 1}", tok)
     result: torch.Tensor = _op(p, q, tok, u)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from mmaccel import private
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -43,3 +45,8 @@ def check_indices(name: str, tensor: torch.Tensor, device: torch.device, ndim: i
     fits = tensor.dtype in (torch.int32, torch.int64) and tensor.ndim in allowed
     require(fits, name, f"int32 or int64 with {' or '.join(map(str, allowed))} axes", tensor)
     require(tensor.device == device, name, f"on {device}", tensor)
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether values may be read: on a GPU that stalls the stream, and while a graph is made there are none."""
+    return tensor.is_cpu and not torch.compiler.is_compiling() and private.is_plain(tensor)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import subprocess
+import warnings
 from contextvars import ContextVar, Token
 from functools import cache
 from types import ModuleType, TracebackType
@@ -19,6 +21,7 @@ _MODULES = {
     "native": "mmaccel.kernels.native",
     "triton": "mmaccel.kernels.gpu",
 }
+OLDEST = 8, 0  # compute capability that Triton supports: Ampere's
 _current: ContextVar[str] = ContextVar("mmaccel.kernels.backend", default="auto")
 
 
@@ -28,7 +31,7 @@ class backend:  # noqa: N801  reads as a phrase: `with backend("reference"):`
     Parameters
     ----------
     name
-        ``"auto"`` (default rule: Triton for CUDA tensors where Triton is installed, else native),
+        ``"auto"`` (default rule: Triton for CUDA tensors where it runs, else native),
         ``"reference"`` (naive, for tests), ``"native"`` (torch ops, fast on a CPU, runs on every device) or
         ``"triton"`` (CUDA tensors; CPU tensors only in Triton's interpreter).
 
@@ -67,13 +70,38 @@ def choose(device: torch.device) -> str:
     name = _current.get()
     if name != "auto":
         return name
-    return "triton" if device.type == "cuda" and has_triton() else "native"
+    return "triton" if device.type == "cuda" and runs_triton(device) else "native"
 
 
 @cache
 def has_triton() -> bool:
     """Whether Triton is installed; it is not imported for this."""
     return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton is installed and can compile for this GPU; where it cannot, a warning says why, once."""
+    if not has_triton():
+        return False
+    reason = _obstacle(device)
+    if reason is not None:
+        warnings.warn(f"kernels run in torch's own ops on {device}, since Triton cannot run: {reason}", stacklevel=2)
+    return reason is None
+
+
+def _obstacle(device: torch.device) -> str | None:
+    """What keeps Triton from compiling for this GPU, or None."""
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.hip is None and capability < OLDEST:
+        return "its compute capability is {}.{}, and Triton supports {}.{} and up".format(*capability, *OLDEST)
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()  # compiles a C extension, with the machine's compiler and Python's headers
+    except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    return None
 
 
 def implementation(device: torch.device) -> ModuleType:

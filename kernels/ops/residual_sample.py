@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .accept_length import _check_distributions
-from .checks import check_indices, require
+from .checks import check_indices, has_values, require
 from .library import define
 
 
@@ -55,7 +55,7 @@ def residual_sample(p: torch.Tensor, q: torch.Tensor, n: torch.Tensor, seed: int
     check_indices("n", n, q.device, 1)
     require(n.shape[0] == q.shape[0], "n", f"[{q.shape[0]}]", n)
     require(0 <= seed < 2**63, "seed", "between 0 and 2**63 - 1", seed)
-    if q.device.type == "cpu" and n.numel():
+    if n.numel() and has_values(n):
         low, high = (int(x) for x in n.aminmax())
         require(low >= 0 and high < p.shape[1], "n", f"between 0 and {p.shape[1] - 1}", n)
     result: torch.Tensor = _op(p, q, n, seed)

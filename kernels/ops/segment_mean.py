@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .checks import DTYPES, check_indices, require
+from .checks import DTYPES, check_indices, has_values, require
 from .library import define
 
 
@@ -55,7 +55,7 @@ def segment_mean(x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, pt
         check_indices(name, tensor, x.device, x.ndim - 1)
         require(tensor.shape[:-1] == x.shape[:-2], name, f"of batch {list(x.shape[:-2])}, as x is", tensor)
     require(ptr.shape[-1] >= 1, "ptr", "of at least one entry", ptr)
-    if x.device.type == "cpu":
+    if has_values(perm):
         inside = perm.numel() == 0 or (int(perm.min()) >= 0 and int(perm.max()) < x.shape[-2])
         require(inside, "perm", f"between 0 and {x.shape[-2] - 1}", perm)
         rising = bool((ptr.diff(dim=-1) >= 0).all()) and int(ptr.min()) >= 0 and int(ptr.max()) <= perm.shape[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .checks import check_attention, check_indices, require
+from .checks import check_attention, check_indices, has_values, require
 from .library import define, fake_attention
 
 _op = define(
@@ -78,7 +78,7 @@ def verify_attention(
         fits = window_mask.dtype == torch.bool and tuple(window_mask.shape) in shapes
         require(fits, "window_mask", f"bool [{count}, {count}] or [{batch}, {count}, {count}]", window_mask)
         require(window_mask.device == q.device, "window_mask", f"on {q.device}, as q is", window_mask)
-    if q.device.type == "cpu":
+    if has_values(lengths):
         _check_values(lengths, token_idx, count, k.shape[2])
     scale = width**-0.5 if scale is None else float(scale)
     result: tuple[torch.Tensor, torch.Tensor] = _op(q, k, v, lengths, token_idx, window_mask, scale)

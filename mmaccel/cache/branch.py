@@ -76,14 +76,14 @@ class BranchCache:
         if place not in self._states:
             raise RuntimeError(f"branch {branch}, layer {layer}: write all tokens before some of them")
         if self.dtype is not None or self.device is not None:
-            return self._converted(self._states[place], key, value, idx)
+            return self._write_converted(self._states[place], key, value, idx)
         for state, new in zip(self._states[place], (key, value), strict=True):
             state.index_copy_(2, idx, new)
         return self._states[place]
 
     def _begin(self, place: tuple[int, int], key: torch.Tensor, value: torch.Tensor) -> States:
         """Keep a whole layer, in place of the one before if that had the same shape."""
-        kept = [x.to(self.device or x.device, self.dtype or x.dtype) for x in (key, value)]
+        kept = [_converted(x, self.device or x.device, self.dtype or x.dtype) for x in (key, value)]
         states = self._states.get(place)
         if states is None or states[0].shape != kept[0].shape or states[0].dtype != kept[0].dtype:
             copies = [x.clone(memory_format=torch.contiguous_format) for x in kept]
@@ -93,11 +93,11 @@ class BranchCache:
             states[1].copy_(kept[1])
         return states if self.dtype is None and self.device is None else (key, value)
 
-    def _converted(self, states: States, key: torch.Tensor, value: torch.Tensor, idx: torch.Tensor) -> States:
+    def _write_converted(self, states: States, key: torch.Tensor, value: torch.Tensor, idx: torch.Tensor) -> States:
         """Write tokens into states of another dtype or device; the new tokens come back unchanged."""
         whole = []
         for state, exact in zip(states, (key, value), strict=True):
-            new, table = exact.to(state.device, state.dtype), state.to(exact.device, exact.dtype)
+            new, table = _converted(exact, state.device, state.dtype), state.to(exact.device, exact.dtype)
             whole.append((table.clone() if table is state else table).index_copy_(2, idx, exact))
             # as bytes: few operations know 8-bit floats
             state.view(torch.uint8).index_copy_(2, idx.to(state.device), new.contiguous().view(torch.uint8))
@@ -110,3 +110,11 @@ class BranchCache:
     def nbytes(self) -> int:
         """Bytes allocated for keys and values, by count."""
         return count_bytes(self._states)
+
+
+def _converted(x: torch.Tensor, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
+    """States in another place and dtype; what is too large for 8 bits becomes the largest, before torch 2.13 too."""
+    if dtype.itemsize == 1:
+        most = torch.finfo(dtype).max
+        x = x.clamp(-most, most)
+    return x.to(device, dtype)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..adapter import Adapter
 from ..errors import SettingError
-from ..machine import used_devices
+from ..machine import forked_rng
 from ..modality import get_modality
 
 if TYPE_CHECKING:
@@ -207,10 +207,8 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Gene
     """Seed the global random state inside the block, and restore it after; yields a device's generator of the seed."""
     import torch
 
-    # seeding one seeds all
-    kind, devices = ("mps", [0]) if torch.backends.mps.is_available() else ("cuda", used_devices())
-    with torch.random.fork_rng(devices, device_type=kind):
-        torch.manual_seed(seed)
+    with forked_rng():
+        torch.manual_seed(seed)  # which seeds all devices
         yield torch.Generator(device).manual_seed(seed)
 
 

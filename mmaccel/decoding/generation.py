@@ -99,6 +99,7 @@ class DraftedRun:
     stats: Stats = field(default_factory=Stats)
     tokens: int = 0
     plain_forwards: int = 0  # a plain pass gives every row of a batch a token
+    left: int = 0  # passes of segments that the model's own loop wrote
     chains: str | None = None  # why drafts were no trees, and the rows of a batch were read in step
     warnings: list[str] = field(default_factory=list)
 
@@ -125,14 +126,22 @@ def verify_drafts(session: Session, stack: ExitStack, method: DraftMethod) -> No
         else:
             run.warn(reason)
         result = original(**kwargs)
-        if reason is not None and not model.config.is_encoder_decoder:
-            run.tokens = tokens_made(result, kwargs)
+        if reason is not None:
+            run.tokens = tokens_made(result, kwargs, _start_token(model, kwargs))
         fill(session.report, run)
         return result
 
     if method.block:
         skinny_linears(stack, model)
     wrap_generate(stack, session, generate)
+
+
+def _start_token(model: Any, kwargs: dict[str, Any]) -> Any:
+    """The token that texts of an encoder-decoder begin with; None of a decoder."""
+    if not model.config.is_encoder_decoder:
+        return None
+    start = setting(model, kwargs, "decoder_start_token_id")
+    return model.config.decoder_start_token_id if start is None else start
 
 
 def _stop_at_strings(model: Any, kwargs: dict[str, Any]) -> None:
@@ -167,9 +176,12 @@ def decode(
         more = {**model_kwargs, "streamer": run.streamer}
         result = private.own_loop(model, input_ids, logits_processor, stopping_criteria, generation_config, more)
         ids = result if isinstance(result, torch.Tensor) else result.sequences
-        run.tokens += ids.shape[0] * (ids.shape[1] - input_ids.shape[1])
+        steps = ids.shape[1] - input_ids.shape[1]
+        run.tokens, run.left = run.tokens + ids.shape[0] * steps, run.left + steps
         return result
     method = run.method
+    if model.config.is_encoder_decoder:
+        model_kwargs.pop("decoder_attention_mask", None)  # hides nothing here, and would have to grow with the text
     reason = unfit_for_rows(model)
     fits = reason is None
     branches = method.branches and fits
@@ -235,8 +247,8 @@ def fill(report: Report, run: DraftedRun) -> None:
     stats = run.stats
     report.tokens = run.tokens
     if run.plain_forwards:  # what was saved within, such as by a stored context, stays saved
-        report.forwards += stats.forwards - report.plain_forwards
-        report.plain_forwards = run.plain_forwards
+        report.forwards += stats.forwards + run.left - report.plain_forwards
+        report.plain_forwards = run.plain_forwards + run.left
     report.engaged |= stats.accepted > 0  # a method beside it may have
     report.peak_extra_bytes += run.method.learned(run.session.memory)
     report.warnings.extend(run.warnings)

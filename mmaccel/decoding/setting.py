@@ -97,14 +97,25 @@ def mask_of(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     return private.padding_mask(model, kwargs["input_ids"], pad, end)
 
 
-def tokens_made(result: Any, kwargs: dict[str, Any]) -> int:
+def _begins(ids: torch.Tensor, start: Any) -> bool:
+    """Whether all rows of `[B, L]` begin with this token, or each with its own."""
+    return ids.shape[1] > 0 and bool((ids[:, 0] == torch.as_tensor(start, device=ids.device)).all())
+
+
+def tokens_made(result: Any, kwargs: dict[str, Any], start: Any = None) -> int:
     """Tokens behind the prompts, in all rows; padding of texts that ended before others counts.
 
-    0 where a `custom_generate` of the caller gave something else.
+    0 where a `custom_generate` of the caller gave something else. `start` is the token that texts of an encoder-decoder
+    begin with, and None of a decoder.
     """
-    sequences = result if isinstance(result, torch.Tensor) else getattr(result, "sequences", None)
+    found = result.get("sequences") if isinstance(result, dict) else getattr(result, "sequences", None)
+    sequences = result if isinstance(result, torch.Tensor) else found
     if sequences is None:
         return 0
+    if start is not None:
+        ids = kwargs.get("decoder_input_ids", sequences[:, :0])
+        given = ids.shape[1] + _begins(sequences, start) - _begins(ids, start)  # Whisper leaves both out of its results
+        return int(sequences[:, given:].numel())
     ids = prompt_ids(kwargs)
     begun = kwargs.get("inputs_embeds") is None  # with the token that texts begin with, where there is no prompt
     given = int(begun) if ids is None else ids.shape[-1]

@@ -84,8 +84,9 @@ def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, An
     mask = prompt_mask(model, kwargs)
     if own.get_seq_length() and input_ids.shape[1] != _length(mask, config):
         return "only the new tokens of a text were given, and those before are in the cache alone"
-    if model.config.is_encoder_decoder and (mask is not None or kwargs.get("decoder_position_ids") is not None):
-        return "the prompt is padded"
+    if model.config.is_encoder_decoder:
+        hides = mask is not None and (mask.ndim != 2 or not bool(mask.all()))
+        return "the prompt is padded" if hides or kwargs.get("decoder_position_ids") is not None else None
     if mask is not None and (mask.ndim != 2 or not bool(mask[:, -1].all())):
         return "the prompt is padded at its end, or has a mask of its own"
     return None

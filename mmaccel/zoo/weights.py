@@ -57,8 +57,12 @@ def no_foreign_code(source: str | Path) -> Iterator[None]:
             sys.stdin = terminal
 
 
-def load_pretrained(cls: Any, source: str | Path, dtype: torch.dtype | None = None, **options: Any) -> Any:
+def load_pretrained(
+    cls: Any, source: str | Path, dtype: torch.dtype | None = None, unread: tuple[str, ...] = (), **options: Any
+) -> Any:
     """`cls.from_pretrained(source)` from safetensors only, refusing weights that do not belong to the class.
+
+    Weights whose names end in one of `unread` may be missing.
 
     Raises
     ------
@@ -80,7 +84,8 @@ def load_pretrained(cls: Any, source: str | Path, dtype: torch.dtype | None = No
             raise
         reason = str(error).splitlines()[0]
         raise WeightsError(f"the weights in {source} are not those of a {cls.__name__} ({reason})") from error
-    wrong = [*info["missing_keys"], *info["mismatched_keys"]]
+    missing = [name for name in info["missing_keys"] if not name.endswith(unread)]
+    wrong = [*missing, *info["mismatched_keys"]]
     if wrong:
         raise WeightsError(
             f"the weights in {source} are not those of a {type(model).__name__}: {len(wrong)} tensors are missing"

@@ -36,9 +36,13 @@ class ChatAdapter(WrittenAdapter):
     family = "speech_chat"
     classes: ClassVar[tuple[str, ...]] = tuple(CHAT)
     longest = 30.0
-    tokens_per_second = 12.0  # of large vocabularies in any language
+    tokens_per_second = 25.0  # of any language: a word of Hindi or Greek is five or six of Qwen's
     spare_tokens: ClassVar[int] = 16  # some write the language first
-    advice: ClassVar[str] = "its streams verify drafts by themselves: take speech.StreamingRecognizer"
+    beside = frozenset({"vlm"})  # the decoder, which also answers questions about sound
+    advice: ClassVar[str] = (
+        "its streams verify drafts by themselves: take speech.StreamingRecognizer for what is said, and vlm.FusedDraft"
+        " for answers to questions about sound"
+    )
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)

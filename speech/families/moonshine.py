@@ -17,12 +17,10 @@ from ..decoding.packed import can_pack, packed_attention
 from .adapter import Encoded
 from .encoder_decoder import EncoderDecoderAdapter
 
-OTHER_LANGUAGE = re.compile(r".*-(?!en)[a-z]{2}/?")  # the names of checkpoints such as moonshine-tiny-ja
 # The names of the authors' checkpoints, and of the folder of the one that is shipped: without a language for English.
 RELEASED = re.compile(
     r"(?:.*[/\\])?moonshine-(?:streaming-)?(?:tiny|base|small|medium)(?:-([a-z]{2}))?(?:-[0-9a-f]{12})?/?"
 )
-OTHER_TOKENS_PER_SECOND = 13.0  # of Moonshine's authors too
 
 
 @register_adapter
@@ -36,12 +34,6 @@ class MoonshineAdapter(EncoderDecoderAdapter):
     family = "moonshine"
     classes: ClassVar[tuple[str, ...]] = ("MoonshineForConditionalGeneration",)
     longest = 30.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Those of English, unless the name of the checkpoint tells another language; its configuration tells none."""
-        is_other = OTHER_LANGUAGE.fullmatch(str(self.target.name_or_path))
-        return OTHER_TOKENS_PER_SECOND if is_other else super().tokens_per_second
 
     @property
     def only_language(self) -> str:
@@ -125,6 +117,9 @@ class MoonshineAdapter(EncoderDecoderAdapter):
 
 
 def language_of_checkpoint(model: Any) -> str:
-    """Of a checkpoint that the authors of Moonshine released, the code that its name tells; empty of any other."""
+    """Of a checkpoint that Moonshine's authors released, the code that its name tells, as no configuration does.
+
+    Empty of any other, such as a snapshot, whose folder is named after a commit.
+    """
     released = RELEASED.fullmatch(str(model.name_or_path))
     return released[1] or "en" if released else ""

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+# Ends of the names of weights that only training reads: checkpoints lack them, such as facebook/wav2vec2-base-960h.
+TRAINED_WITH = ("masked_spec_embed",)
+
 
 def mimi_decoder_parts(model: Any) -> tuple[nn.Module | None, nn.Module, nn.ModuleList]:
     """Upsampling layer, transformer and convolution layers of a `MimiModel`'s decoder.

@@ -19,6 +19,7 @@ from mmaccel.files.user_cache import cache_folder
 from mmaccel.zoo.weights import check_name, load_pretrained, no_foreign_code
 
 from .finding import adapter_class
+from .private import TRAINED_WITH
 
 CHECKSUMS = "checksums.json"
 # The heads of transformers' auto classes that recognise speech, in the order they are asked.
@@ -158,7 +159,7 @@ def _load_checkpoint(name: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         adapter_class(_class_of(name, config))  # before anything large is read
         processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
-    return load_pretrained(_class_of(name, config), name, dtype), processor
+    return load_pretrained(_class_of(name, config), name, dtype, unread=TRAINED_WITH), processor
 
 
 def _class_of(name: str, config: Any) -> Any:

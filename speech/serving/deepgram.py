@@ -12,6 +12,7 @@ from mmaccel.serve.endpoint import Fields
 from mmaccel.serve.sockets import Connection
 
 from ..audio.wav_header import RATES
+from ..families.languages import AUTO
 from ..stream.events import Endpoint, Event, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
 from .listening import Listening, asked, pause
@@ -20,6 +21,7 @@ from .listening import Listening, asked, pause
 IGNORED = ("punctuate", "smart_format", "filler_words", "no_delay", "tag", "version", "mip_opt_out")
 UNSENT = ("vad_events", "utterance_end_ms")  # ask for messages that never come
 UNABLE = ("diarize", "multichannel", "profanity_filter", "numerals")
+MULTILINGUAL = "multi"  # asks Deepgram for the language that is heard
 ENDS = (b"", b"\0")  # messages that end a stream, the second one that of Deepgram's own client for .NET
 CONFIDENCE = {"confidence": 1.0}  # not measured; clients need one, and some leave out words with a low one
 
@@ -60,6 +62,7 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     check_raw(fields)
     fields.only("model", None, name)
     language = fields.take("language")
+    language = AUTO if language == MULTILINGUAL else language
     for ignored in (*IGNORED, *UNSENT):
         fields.take(ignored)
     for unable in UNABLE:

@@ -127,22 +127,17 @@ class StreamStats:
         return {**plain, **shares, **lags}
 
     def __str__(self) -> str:
-        return "\n".join(
-            (
-                f"stream of {self.audio_seconds:.1f} s, {self.decoded_seconds:.1f} s of it in {self.finals} segments",
-                f"  computing     {self.compute_seconds:.2f} s, real-time factor {self.real_time_factor:.3f}",
-                f"  decoder       {self.decoder_calls} calls for {self.tokens} tokens, {self.accepted} from drafts",
-                f"  words         {self.words}, {self.committed} promised early, {self.retracted_share:.1%} taken back",
-                f"  first partial {self.first_partial}",
-                f"  word lag      {self.word_lag}",
-                f"  finalisation  {self.finalisation}",
-                *(
-                    [f"  told early    {self.eager}, {len(self.eager.heard)} of {self.eagers} final"]
-                    if self.eagers
-                    else []
-                ),
-            )
-        )
+        lines = [
+            f"stream of {self.audio_seconds:.1f} s, {self.decoded_seconds:.1f} s of it in {self.finals} segments",
+            f"  computing     {self.compute_seconds:.2f} s, real-time factor {self.real_time_factor:.3f}",
+            f"  decoder       {self.decoder_calls} calls for {self.tokens} tokens, {self.accepted} from drafts",
+            f"  words         {self.words}, {self.committed} promised early, {self.retracted_share:.1%} taken back",
+        ]
+        lags = {"first partial": self.first_partial, "word lag": self.word_lag, "finalisation": self.finalisation}
+        lines += [f"  {name:<13} {lag}" for name, lag in lags.items() if lag.heard]
+        if self.eagers:
+            lines.append(f"  told early    {self.eager}, {len(self.eager.heard)} of {self.eagers} final")
+        return "\n".join(lines)
 
     __repr__ = __str__  # what a notebook shows
 

@@ -20,7 +20,7 @@ from ..families.adapter import Word
 from ..families.weights import load
 from .events import Event, Final
 from .recognizer import StreamingRecognizer
-from .stats import StreamStats
+from .stats import Lags, StreamStats
 from .subtitles import SubtitleLayout, write_subtitles
 from .units import joined_text
 
@@ -41,7 +41,7 @@ class Transcript:
     segments
         Its parts between pauses.
     stats
-        What it took.
+        What it took. There are no lags where a whole recording was transcribed.
     """
 
     text: str
@@ -79,7 +79,7 @@ def transcribe(
         A name, hub id or folder for :func:`~mmaccel.speech.load` (default ``"moonshine-tiny"``), a model with its
         `processor`, or a recogniser.
     processor
-        Of the model, where the model is one.
+        Of the model; by default, where that is a name, the one that comes with it.
     endpoint, context, rejoin
         As of :class:`~mmaccel.speech.StreamingRecognizer`; a recogniser has its own.
     language, task, prompt
@@ -112,7 +112,9 @@ def transcribe_samples(samples: Any, recognizer: StreamingRecognizer, progress: 
         for piece in pieces(samples, progress):
             events += stream.push(piece)
         events += stream.finish()
-    return transcript(events, stream.stats)
+    stats = stream.stats
+    stats.word_lag, stats.finalisation = Lags(), Lags()  # nobody waited, and the steps are longer than any lag
+    return transcript(events, stats)
 
 
 def transcript(events: list[Event], stats: StreamStats) -> Transcript:
@@ -131,7 +133,8 @@ def as_recognizer(
         instructions = {name: value for name, value in told.items() if value}
         return model.told(**instructions) if instructions else model
     if isinstance(model, str | Path):
-        model, processor = load(str(model))
+        model, own = load(str(model))
+        processor = own if processor is None else processor
     return StreamingRecognizer(model, processor, endpoint=endpoint, context=context, rejoin=rejoin, **told)
 
 

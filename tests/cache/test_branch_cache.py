@@ -85,3 +85,16 @@ def test_states_may_be_kept_in_another_dtype_or_place(kept):
     for one, near in zip(exact, first, strict=True):
         torch.testing.assert_close(near, one, rtol=0.07, atol=0.01)
     assert other.nbytes() <= plain.nbytes()
+
+
+@pytest.mark.parametrize("dtype", (torch.float8_e4m3fn, torch.float8_e5m2))
+def test_what_is_too_large_for_8_bits_is_kept_as_the_largest(dtype):
+    """And not as NaN or infinity, of which one makes all that attends to it NaN."""
+    cache, most = BranchCache(1, dtype=dtype), torch.finfo(dtype).max
+    cache.write(0, whole(1e6), whole(-1e6))
+    keys, values = cache.write(0, whole(1.0, 1), whole(torch.nan, 1), idx=torch.tensor([2]))
+    assert keys[0, 0, :, 0].tolist() == [most, most, 1, most, most, most, most, most]
+    assert values[0, 0, [0, 1, 3], 0].tolist() == [-most] * 3
+    cache.write(0, whole(-1e6, 1), whole(1.0, 1), idx=torch.tensor([5]))
+    keys, values = cache.write(0, whole(1.0, 1), whole(1.0, 1), idx=torch.tensor([0]))
+    assert keys[0, 0, 5, 0] == -most and values[0, 0, 2].isnan().all(), "NaN stays what it is"

@@ -205,10 +205,16 @@ def test_all_devices_in_use_get_their_random_state_back(monkeypatch):
     import torch
 
     fork, forked = torch.random.fork_rng, []
-    monkeypatch.setattr(trial, "used_devices", lambda: [0, 1])
+    cuda = {"device_count": lambda: 4, "current_device": lambda: 0, "memory_reserved": lambda device: 9 * (device == 2)}
     monkeypatch.setattr(torch.random, "fork_rng", lambda *given, **kind: forked.append((*given, kind)) or fork([]))
-    with trial.seeded(7):
-        assert forked == [([0, 1], {"device_type": "cuda"})]
+    for kind in ("cuda", "xpu"):
+        for name, function in cuda.items():
+            monkeypatch.setattr(f"torch.{kind}.{name}", function)
+        for started, devices in ((False, []), (True, [0, 2])):
+            monkeypatch.setattr(f"torch.{kind}.is_initialized", lambda started=started: started)
+            with trial.seeded(7):
+                assert forked.pop() == (devices, {"device_type": kind})
+        monkeypatch.setattr("torch.xpu.is_available", lambda: True)
 
 
 def test_apple_gpus_get_their_random_state_back(monkeypatch):

@@ -319,7 +319,8 @@ NEW_ALONE = "only the new tokens of a text were given, and those before are in t
         (False, {"past_key_values": filled(), "attention_mask": torch.ones(1, 5)}, NEW_ALONE),
         (False, {}, NO_CACHE),
         (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "attention_mask": SEEN - 1}, None),
-        (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "decoder_attention_mask": SEEN}, PADDED),
+        (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "decoder_attention_mask": SEEN}, None),
+        (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "decoder_attention_mask": SEEN > SEEN}, PADDED),
         (True, {"past_key_values": EncoderDecoderCache(EMPTY, EMPTY), "decoder_position_ids": SEEN}, PADDED),
         (True, {"past_key_values": EMPTY}, NO_CACHE),
     ),
@@ -333,9 +334,9 @@ def test_texts_that_are_left_to_the_model(encoder, more, reason):
         assert unfit.unfit(model, SEEN, asked, more) == "attentions or hidden states are asked for"
 
 
-def report_of(accepted, drafted, engaged=False, reasons=()):
-    run = generation.DraftedRun(SimpleNamespace(memory={}), SuffixMethod())
-    run.tokens, run.plain_forwards = 9, 4
+def report_of(accepted, drafted, engaged=False, reasons=(), left=0):
+    run = generation.DraftedRun(SimpleNamespace(memory={}), SuffixMethod(), left=left)
+    run.tokens, run.plain_forwards = 9, 4 if accepted else 0
     for count in accepted:
         run.stats.observe([count], drafted)
     for reason in reasons:
@@ -352,6 +353,9 @@ def test_a_report_of_drafts():
     wrong = report_of((0, 0), 3)
     assert not wrong.engaged and "none of 6 drafted tokens was right" in wrong.warnings[0]
     assert report_of((0,), 3, engaged=True).engaged, "a method beside it may have"
+    partly = report_of((2, 0), 3, left=7)
+    assert (partly.forwards, partly.plain_forwards) == (9, 11), "those of segments that were left to the model too"
+    assert report_of((), 0, left=7).plain_forwards == 0, "a call that was left to it whole says nothing of passes"
     several = report_of((), 0, reasons=("it is long", "it is long", "it is wide"))
     assert several.warnings == [f"the model's own loop ran: it is {word}" for word in ("long", "wide")]
 

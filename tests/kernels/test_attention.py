@@ -164,6 +164,37 @@ def test_a_plan_of_everything_and_of_nothing():
     assert not output.any()
 
 
+@pytest.mark.parametrize("visible", ({"causal": True}, {"window": (40, 0)}))
+def test_a_plan_with_hidden_blocks_is_not_taken_for_everything(visible):
+    """It names as many blocks as can be seen, and not all of those."""
+    columns = {"causal": [0, 1, 0, 1, 1, 2], "window": [0, 2, 0, 1, 1]}
+    ends = {"causal": [0, 2, 4, 6], "window": [0, 2, 4, 5]}
+    name = next(iter(visible))
+    row_ptr, col = torch.tensor([[ends[name]]]).int(), torch.tensor(columns[name]).int()
+    table = BlockPlan(row_ptr, col, torch.zeros(1, 1, 3, dtype=torch.int32), 64, 64, 192, 192)
+    some, _ = block_coverage(192, 192, 64, 64, visible.get("causal", False), visible.get("window"), "cpu")
+    assert some.sum() == len(col)
+    agrees(kernels.block_sparse_attention, *tensors(torch.float32, queries=192, keys=192), table, **visible)
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_without_keys_or_queries(visible):
+    q, k, v = tensors(torch.bfloat16)
+    agrees(kernels.block_sparse_attention, q, k[:, :, :0], v[:, :, :0], **visible)
+    output, lse = kernels.block_sparse_attention(q[:, :, :0], k, v, **visible)
+    assert output.shape == (2, 4, 0, 32) and lse.shape == (2, 4, 0) and lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize("count", (1, 3))
+def test_nothing_to_verify(count):
+    q, k, v = tensors(torch.float32, queries=count)
+    lengths, nothing = torch.tensor([130, 9]), torch.empty(2, 2, 0, dtype=torch.int32)
+    agrees(kernels.verify_attention, q, k, v, lengths, nothing)
+    for chosen in (None, nothing):
+        output, lse = kernels.verify_attention(q[:, :, :0], k, v, lengths, chosen)
+        assert output.shape == (2, 4, 0, 32) and lse.shape == (2, 4, 0)
+
+
 def test_strides():
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(torch.float32))
     assert not q.is_contiguous()

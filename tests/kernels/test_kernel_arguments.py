@@ -1,7 +1,10 @@
 """Bad arguments are a ValueError that names them; plans check themselves; ops work under torch.compile's fakes."""
 
 import re
+import subprocess
+import sys
 import threading
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -251,10 +254,32 @@ def test_backends():
         kernels.block_sparse_attention(Q, K, K)
 
 
-def test_triton_runs_where_it_can(monkeypatch):
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of a compute capability, and the driver of a Triton that has a compiler or an error in its place."""
+
+    def made(capability=(9, 0), error=None):
+        def target():
+            if error is not None:
+                raise error
+
+        driver = SimpleNamespace(active=SimpleNamespace(get_current_target=target))
+        monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+        monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace(driver=driver))
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+        monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+        dispatch.runs_triton.cache_clear()
+        return torch.device("cuda")
+
+    yield made
+    dispatch.runs_triton.cache_clear()
+
+
+def test_triton_runs_where_it_can(monkeypatch, gpu):
+    cuda, cpu = gpu(), torch.device("cpu")
     for there, chosen in ((True, "triton"), (False, "native")):
         monkeypatch.setattr(dispatch, "has_triton", lambda there=there: there)
+        dispatch.runs_triton.cache_clear()
         assert kernels.choose(cuda) == chosen and kernels.choose(cpu) == "native"
     with kernels.backend("triton"), pytest.raises(ValueError, match="Triton is not installed"):
         dispatch.implementation(cuda)
@@ -262,6 +287,33 @@ def test_triton_runs_where_it_can(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with kernels.backend("triton"), pytest.raises(ValueError, match="needs CUDA tensors, got cpu"):
         dispatch.implementation(cpu)
+
+
+OBSTACLES = {
+    "compiler": (RuntimeError("Failed to find C compiler.\nPlease specify one"), "Failed to find C compiler."),
+    "headers": (subprocess.CalledProcessError(1, ["gcc", "main.c"]), "Command '['gcc', 'main.c']' returned non-zero"),
+    "cache": (PermissionError(13, "Permission denied", "/.triton"), "[Errno 13] Permission denied: '/.triton'"),
+    "unsaid": (ImportError(), "ImportError"),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_where_triton_cannot_compile_torchs_own_ops_run_and_a_warning_says_so(gpu, name):
+    error, said = OBSTACLES[name]
+    cuda = gpu(error=error)
+    with pytest.warns(UserWarning, match=re.escape(f"on cuda, since Triton cannot run: {said}")) as warned:
+        assert [kernels.choose(cuda), kernels.choose(cuda)] == ["native", "native"]
+    assert len(warned) == 1 and "\n" not in str(warned[0].message)
+    with kernels.backend("triton"):
+        assert kernels.choose(cuda) == "triton", "who asks for it gets its error"
+
+
+def test_triton_is_not_asked_on_gpus_that_it_does_not_support(gpu, monkeypatch):
+    with pytest.warns(UserWarning, match=r"compute capability is 7\.5, and Triton supports 8\.0 and up"):
+        assert kernels.choose(gpu((7, 5))) == "native"
+    assert kernels.choose(gpu((8, 0))) == kernels.choose(gpu((12, 0))) == "triton"
+    monkeypatch.setattr("torch.version.hip", "7.0")  # AMD's numbers are others
+    assert kernels.choose(gpu((7, 5))) == "triton"
 
 
 def test_triton_is_looked_for_and_not_imported(monkeypatch):
@@ -330,21 +382,63 @@ def test_ops_have_fakes():
         q = torch.empty(2, 64, 4, 16, dtype=torch.bfloat16).transpose(1, 2)  # as projections leave it
         k = torch.empty(2, 2, 96, 16, dtype=torch.bfloat16)
         for output, lse in (
-            torch.ops.mmaccel.block_sparse_attention(q, k, k, None, None, None, 64, 64, -1, 0, 0.25),
-            torch.ops.mmaccel.verify_attention(q, k, k, torch.empty(2).int(), None, None, 0.25),
+            kernels.block_sparse_attention(q, k, k, causal=True),
+            kernels.verify_attention(q, k, k, torch.empty(2).int(), torch.empty(2, 2, 9).int()),
         ):
             assert output.shape == q.shape and output.dtype == q.dtype and output.is_contiguous()
             assert lse.shape == (2, 4, 64) and lse.dtype == torch.float32
-        means = torch.ops.mmaccel.segment_mean(torch.empty(4, 3), None, torch.empty(4).long(), torch.empty(3).long())
+        means = kernels.segment_mean(torch.empty(4, 3), None, torch.empty(4).long(), torch.empty(3).long())
         assert means.shape == (2, 3)
         index = torch.empty(5, 4).long()
-        means = torch.ops.mmaccel.segment_mean(torch.empty(5, 9, 3).half(), None, index, index)
+        means = kernels.segment_mean(torch.empty(5, 9, 3).half(), None, index, index)
         assert means.shape == (5, 3, 3) and means.dtype == torch.float16
         p, q = torch.empty(2, 4, 8), torch.empty(2, 3, 8)
-        count = torch.ops.mmaccel.accept_length(p, q, torch.empty(2, 3).long(), torch.empty(2, 3))
+        count = kernels.accept_length(p, q, torch.empty(2, 3).long(), torch.empty(2, 3))
         assert count.shape == (2,) and count.dtype == torch.int32
-        token = torch.ops.mmaccel.residual_sample(p, q, count, 0)
+        token = kernels.residual_sample(p, q, count, 0)
         assert token.dtype == torch.int64 and token.shape == (2,)
+
+
+DRAWN = torch.Generator().manual_seed(0)
+VERIFIED = (torch.randn(2, 4, 3, 16, generator=DRAWN), *torch.randn(2, 2, 2, 96, 16, generator=DRAWN))
+CALLS = {
+    "block_sparse_attention": VERIFIED,
+    "verify_attention": (*VERIFIED, LENGTHS, torch.arange(96).expand(2, 2, 96)),
+    "segment_mean": (torch.randn(6, 3, generator=DRAWN), torch.rand(6), torch.arange(6), torch.tensor([0, 2, 6])),
+    "accept_length": (P, P[:, :3], torch.zeros(2, 3).long(), torch.rand(2, 3, generator=DRAWN)),
+    "residual_sample": (P, P[:, :3], torch.tensor([0, 3]), 5),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_compiled_whole(name):
+    """Values are not read: where a graph is made there are none."""
+    op = getattr(kernels, name)
+    compiled = torch.compile(lambda *given: op(*given), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*CALLS[name]), op(*CALLS[name]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ("block_sparse_attention", "verify_attention", "segment_mean"))
+@pytest.mark.parametrize("place", (0, 1))
+def test_gradients_are_an_error(name, place):
+    """They would be left out of the sum, which then looks like one."""
+    given = list(CALLS[name])
+    given[place] = given[place].clone().requires_grad_()
+    plain = getattr(kernels, name)(*CALLS[name])
+    found = getattr(kernels, name)(*given)
+    torch.testing.assert_close(found, plain, rtol=0, atol=0)
+    first = found if isinstance(found, torch.Tensor) else found[0]
+    with pytest.raises(NotImplementedError, match=rf"^mmaccel\.kernels\.{name} has no gradient: .*torch\.no_grad\(\)"):
+        first.sum().backward()
+    with torch.no_grad():
+        found = getattr(kernels, name)(*given)
+    assert not any(x.requires_grad for x in (found if isinstance(found, tuple) else (found,)))
+
+
+def test_whole_numbers_have_no_gradient():
+    p = P.clone().requires_grad_()
+    assert not kernels.accept_length(p, *CALLS["accept_length"][1:]).requires_grad
+    assert not kernels.residual_sample(p, *CALLS["residual_sample"][1:]).requires_grad
 
 
 HONEST = {

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from apple_gpu import AppleGpu
 
 from mmaccel import kernels
+from mmaccel.kernels.native import small
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -32,6 +34,30 @@ def test_segment_mean(dtype, weighted):
         one = kernels.segment_mean(x[row], None if w is None else w[row], perm[row].int(), ptr[row].int())
         torch.testing.assert_close(one, means[row], rtol=tolerance, atol=tolerance)
     assert torch.equal(means, kernels.segment_mean(x, w, perm, ptr)), "deterministic"
+
+
+@pytest.mark.parametrize("weighted", (False, True))
+def test_segment_mean_on_an_apple_gpu(weighted, monkeypatch):
+    """Before torch 2.10 it has no `embedding_bag`."""
+
+    def missing(*_, **__):
+        raise NotImplementedError("aten::_embedding_bag_forward_only")
+
+    monkeypatch.setattr(small, "embedding_bag", missing)
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(2, 6, 4, generator=generator).half(), torch.tensor([[1, 2, 0, 0, 3, 1.0]] * 2)
+    perm, ptr = torch.tensor([[5, 0, 2, 3, 4, 1]] * 2), torch.tensor([[0, 2, 2, 4, 6], [1, 2, 3, 4, 5]])
+    given = x, w if weighted else None, perm, ptr
+    with kernels.backend("reference"):
+        expected = kernels.segment_mean(x.double(), *given[1:])
+    with pytest.raises(NotImplementedError):
+        small.segment_mean(*given)
+    with AppleGpu():
+        means = small.segment_mean(*given)
+        one = small.segment_mean(*(each if each is None else each[1] for each in given))
+    assert torch.equal(means[1], one)
+    assert means.dtype == torch.float16
+    torch.testing.assert_close(means.double(), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ("segment_mean", "accept_length", "residual_sample"))

@@ -45,6 +45,11 @@ def test_types_are_told_instead_of_ignored():
     assert [f"{path}: {line.strip()}" for path, line in lines if "type: ignore" in line] == []
 
 
+def test_the_random_state_is_put_back_by_one_function():
+    """torch's own knows CUDA's alone before 2.13, and warns where there are several GPUs."""
+    assert {name for name, path in modules().items() if "fork_rng(" in path.read_text()} == {"mmaccel.machine"}
+
+
 def test_imports_make_no_circle():
     """Those inside of functions count as well; only what is imported for its type alone does not."""
     found = modules()

@@ -390,6 +390,7 @@ LIVEKIT = (
         "endpointing=true",
         "endpointing=False&diarize=False&interim_results=True",
         "utterance_end_ms=1000",
+        "language=multi",
         LIVEKIT,
     ),
 )

@@ -257,7 +257,7 @@ def test_without_a_processor(tiny):
 
 def test_limits_and_frames():
     moonshine, whisper = MoonshineAdapter(examples.moonshine()[0]), WhisperAdapter(examples.whisper()[0])
-    assert moonshine.limit(10) == whisper.limit(10) == 69
+    assert (moonshine.limit(10), whisper.limit(10)) == (134, 69), "nothing tells the language of Moonshine"
     assert moonshine.frame_seconds == 384 / 16_000 and whisper.frame_seconds == 0.02
     assert moonshine.end_tokens == whisper.end_tokens == {2}
     assert list(whisper.banned(0)) == [2, 3, 4] and list(whisper.banned(1)) == [2] == list(moonshine.banned(0))
@@ -275,7 +275,8 @@ def test_other_languages_have_more_tokens_in_a_second():
         ("UsefulSensors/moonshine-tiny", 69, "en"),
         ("moonshine-tiny-en", 69, "en"),
         ("speech/moonshine-tiny-0123456789ab", 69, "en"),
-        ("runs/moonshine-of-mine", 69, ""),
+        ("runs/checkpoint-2000", 134, ""),
+        ("models--UsefulSensors--moonshine-tiny-ja/snapshots/0123456789abcdef0123456789abcdef01234567", 134, ""),
     ):
         moonshine.target.name_or_path = name
         assert moonshine.limit(10) == most and moonshine.only_language == language

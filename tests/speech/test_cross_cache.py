@@ -136,7 +136,9 @@ def test_the_adapter_of_moonshine_streaming():
     adapter = MoonshineStreamingAdapter(moonshine_streaming())
     assert adapter.frame_seconds == 0.02 and adapter.begin().lookahead == 12
     assert adapter.longest == pytest.approx(81.92)
-    assert adapter.prompt("before") == [1] and adapter.end_tokens == {2} and adapter.limit(2.0) == 17
+    assert adapter.prompt("before") == [1] and adapter.end_tokens == {2} and adapter.limit(2.0) == 30
+    adapter.target.name_or_path = "UsefulSensors/moonshine-streaming-tiny"
+    assert adapter.limit(2.0) == 17, "English has fewer tokens in a second"
     samples = 0.1 * torch.randn(RATE + 33, generator=torch.Generator().manual_seed(0))
     padded = torch.nn.functional.pad(samples, (0, 47))[None]
     mask = (torch.arange(padded.shape[1]) < len(samples)).long()[None]

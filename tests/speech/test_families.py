@@ -11,6 +11,8 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models
 from transformers.models.auto import modeling_auto
 
+import mmaccel
+from mmaccel import speech, vlm
 from mmaccel.adapter import adapters
 from mmaccel.demos.families.speech_models import RATE, build, rows, sound
 from mmaccel.demos.families.speech_table import ENDPOINT, TARGET, count_equal, recording, streamed, tried
@@ -21,12 +23,13 @@ from mmaccel.speech.decoding.transducer_greedy import TransducerGreedy
 from mmaccel.speech.families import weights
 from mmaccel.speech.families.adapter import Encoded, SpeechAdapter, encode_together
 from mmaccel.speech.families.finding import adapter_class
-from mmaccel.speech.families.rows import REFUSED
+from mmaccel.speech.families.rows import CHAT, REFUSED
 from mmaccel.speech.families.spelled import spread, words_of
 from mmaccel.speech.families.timed import TimedToken, as_states
 from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.stream.events import Final, Partial
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.testing.snapshot import snapshot
 
 TABLE = json.loads(TARGET.read_text(encoding="utf-8"))
 # One for each kind, with what differs inside of it.
@@ -203,6 +206,48 @@ def test_drafts_save_passes_of_a_language_model():
     wrong = [5, *plain.tokens[2:9], 7, *plain.tokens[9:]]
     drafted = found.decode(encoded, prompt, wrong)
     assert drafted.tokens == plain.tokens and drafted.forwards < plain.forwards / 2
+    assert found.limit(30) > 30 * 18, "a fast speaker of Hindi, five or six tokens a word and three words a second"
+
+
+@pytest.mark.parametrize("name", CHAT)
+def test_answers_to_questions_about_sound_are_drafted(name):
+    """By methods of language models, in `generate` of the model itself; its streams are another thing."""
+    model, processor = build(name)
+    found = StreamingRecognizer(model, processor, endpoint=ENDPOINT).adapter
+    asked = {**found._inputs(sound(1.5)), "max_new_tokens": 60, "do_sample": False}
+    plain, before = model.generate(**asked), snapshot(model)
+    with mmaccel.accelerate(model, vlm.FusedDraft(always=True)) as fast:
+        for _ in range(2):
+            assert torch.equal(fast.generate(**asked), plain)
+        assert fast.report.forwards < fast.report.plain_forwards / 2 and not fast.report.warnings
+        assert streamed(StreamingRecognizer(fast, processor, endpoint=ENDPOINT), recording(), 4000, None)
+    assert snapshot(model) == before
+
+
+def test_a_stored_prompt_tells_sounds_apart(tmp_path):
+    model, processor = build("Qwen2AudioForConditionalGeneration")
+    found = StreamingRecognizer(model, processor, endpoint=ENDPOINT).adapter
+    asked = [{**found._inputs(sound(1.5, seed)), "max_new_tokens": 20, "do_sample": False} for seed in (0, 1)]
+    assert torch.equal(*(one["input_ids"] for one in asked))
+    plain = [model.generate(**one) for one in asked]
+    assert not torch.equal(*plain)
+    with mmaccel.accelerate(model, vlm.StoredContext(str(tmp_path), least=4)) as fast:
+        for place in (0, 1, 0, 1):
+            assert torch.equal(fast.generate(**asked[place]), plain[place])
+        assert fast.report.engaged
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    (
+        (vlm.FastV(), "FastV leaves out visual tokens, and Qwen2Audio.* is shown no pictures"),
+        (speech.SuffixDraft(), "take speech.StreamingRecognizer for what is said, and vlm.FusedDraft for answers"),
+    ),
+    ids=str,
+)
+def test_what_does_not_fit_a_language_model_that_hears_says_what_does(method, message):
+    with pytest.raises(UnsupportedTargetError, match=message):
+        mmaccel.plan(build("Qwen2AudioForConditionalGeneration")[0], method)
 
 
 def test_a_language_model_is_not_stopped_in_the_middle_of_a_call_of_another_thread():

@@ -722,6 +722,8 @@ def test_transcribe_is_the_stream(tmp_path):
     assert list(made.segments) == finals(events)
     assert made.text.split() == [f"w{word}" for word in WORDS] == [word.text for word in made.words]
     assert made == transcript(events, stats) == transcribe_samples(samples.numpy(), recognizer(), progress=False)
+    assert stats.word_lag.heard and not made.stats.word_lag.heard and not made.stats.finalisation.heard
+    assert len(str(made.stats).splitlines()) == 4, "nobody waited for a recording: nothing is told of lags"
     made.save(tmp_path / "talk.srt")
     assert "w91" in (tmp_path / "talk.srt").read_text()
 
@@ -786,13 +788,15 @@ def test_what_transcribe_is_told_reaches_the_recogniser(monkeypatch):
     assert seen[2] == ("whisper", "letters", "energy", 7, other) and seen[3] == ("sound of talk.wav", "asr", True)
 
 
-def test_a_name_is_loaded_with_its_own_processor(monkeypatch):
+def test_a_name_brings_a_processor_unless_another_is_given(monkeypatch):
     named, adapter = [], ScriptedAdapter()
     monkeypatch.setattr(
         "mmaccel.speech.stream.transcribe.load", lambda name: named.append(name) or (adapter, "letters")
     )
-    made = as_recognizer("moonshine-tiny", "another", "energy", 7)
-    assert named == ["moonshine-tiny"] and type(made.adapter) is type(adapter) and made.adapter.processor == "letters"
+    for given, used in ((None, "letters"), ("another", "another")):
+        made = as_recognizer("moonshine-tiny", given, "energy", 7)
+        assert type(made.adapter) is type(adapter) and made.adapter.processor == used
+    assert named == ["moonshine-tiny"] * 2
 
 
 def test_a_recording_that_is_missing_is_noticed_before_a_model_is_loaded(monkeypatch):

@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import mmaccel
 from mmaccel.adapter import find_adapter
 from mmaccel.cache.argument import cache_of
-from mmaccel.decoding import SuffixIndex
+from mmaccel.decoding import SuffixIndex, generation
 from mmaccel.decoding.generation import Call
 from mmaccel.errors import SettingError
 from mmaccel.speech import examples
@@ -170,14 +170,7 @@ def test_scores_and_logits(case):
 def test_long_form_with_times(spoken):
     """Segments of Whisper, each with its own call of the loop, and times that rule out tokens."""
     model, _ = spoken
-    features = noise(1, 8, 260)
-    arguments = {
-        "input_features": features,
-        "attention_mask": torch.ones(1, 260, dtype=torch.long),
-        "return_timestamps": True,
-        "do_sample": False,
-        "max_new_tokens": 20,
-    }
+    arguments = long_form()
     plain = model.generate(**arguments, return_segments=True)
     with mmaccel.accelerate(model, SuffixDraft(shortest=1)) as session:
         found = session.generate(**arguments, return_segments=True)
@@ -214,6 +207,7 @@ def test_what_is_left_to_the_model(case, more, reason):
         found, plain = found["sequences"], plain["sequences"]
         model.set_attn_implementation("sdpa")
     assert torch.equal(found, plain) and not report.engaged
+    assert report.tokens == (1 if "custom_generate" in more else NEW)
     assert report.warnings[0].startswith("the model's own loop ran: ") and reason in report.warnings[0]
 
 
@@ -236,6 +230,68 @@ def test_a_padded_prompt_is_left_to_the_model():
     plain = model.generate(**arguments(**more))
     found, report = drafted(model, arguments, **more)
     assert torch.equal(found, plain) and report.warnings == ["the model's own loop ran: the prompt is padded"]
+    assert report.tokens == NEW
+
+
+@pytest.mark.parametrize("prompt", ([START, 7], [9, 7]), ids=("begun", "to be begun"))
+def test_a_mask_that_hides_nothing_leaves_nothing_to_the_model(prompt):
+    model, arguments = moonshine()
+    prompt = torch.tensor([prompt])
+    more = {"decoder_input_ids": prompt, "decoder_attention_mask": torch.ones_like(prompt)}
+    plain = model.generate(**arguments(**more))
+    found, report = drafted(model, arguments, **more)
+    assert torch.equal(found, plain) and not report.warnings
+    assert report.forwards < report.plain_forwards == report.tokens == NEW
+    _, beams = drafted(model, arguments, **more, num_beams=2)
+    assert beams.tokens == NEW, "without the prompt, and what it is begun with"
+
+
+def long_form(**more):
+    """Of three segments, which end by times."""
+    return {
+        "input_features": noise(1, 8, 260),
+        "attention_mask": torch.ones(1, 260, dtype=torch.long),
+        "return_timestamps": True,
+        "do_sample": False,
+        "max_new_tokens": 20,
+        **more,
+    }
+
+
+def test_segments_that_know_the_text_before_them(spoken):
+    """Whisper then gives a mask with each prompt but the first, which hides nothing of one recording."""
+    model, _ = spoken
+    model.generation_config.prev_sot_token_id = 59
+    arguments = long_form(condition_on_prev_tokens=True)
+    seen = []
+    handle = model.get_decoder().register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs.get("attention_mask")), with_kwargs=True
+    )
+    plain = model.generate(**arguments)
+    passes = len(seen)
+    assert any(mask is not None for mask in seen)
+    with mmaccel.accelerate(model, SuffixDraft(shortest=1)) as session:
+        seen.clear()
+        found, report = session.generate(**arguments), session.report
+    handle.remove()
+    assert torch.equal(found, plain) and not report.warnings
+    assert report.forwards == len(seen) < report.plain_forwards == passes
+
+
+def test_passes_of_segments_that_are_left_to_the_model_count_on_both_sides(spoken, monkeypatch):
+    model, _ = spoken
+    reasons = iter([None, "a reason"])
+    monkeypatch.setattr(generation, "unfit", lambda *_: next(reasons, "a reason"))
+    passes = []
+    handle = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
+    plain = model.generate(**long_form())
+    whole = len(passes)
+    with mmaccel.accelerate(model, SuffixDraft(shortest=1)) as session:
+        passes.clear()
+        found, report = session.generate(**long_form()), session.report
+    handle.remove()
+    assert torch.equal(found, plain) and report.warnings == ["the model's own loop ran: a reason"]
+    assert report.forwards == len(passes) < report.plain_forwards == whole == report.tokens
 
 
 def test_each_call_has_its_own_report(case):

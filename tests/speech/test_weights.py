@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmaccel.demos.families.speech_models import build
 from mmaccel.errors import MissingExtraError, UnknownNameError, UnsupportedTargetError, WeightsError
 from mmaccel.speech import examples
 from mmaccel.speech.families import weights
@@ -195,6 +196,22 @@ def test_a_local_checkpoint(tmp_path):
     assert weights.load(tmp_path)[0].dtype is torch.float32, "half precision is slow on a CPU"
     moved, _ = weights.load(tmp_path, device="meta")
     assert moved.device.type == "meta" and moved.dtype is torch.float16, "elsewhere the checkpoint's own"
+
+
+def test_what_only_training_reads_may_be_missing(tmp_path):
+    """As in facebook/wav2vec2-base-960h; all else must be there."""
+    model, processor = build("Wav2Vec2ForCTC")
+    state = model.state_dict()
+    del state["wav2vec2.masked_spec_embed"]
+    for part in (processor.feature_extractor, processor.tokenizer):
+        part.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, state_dict=dict(state))  # which it empties
+    loaded, _ = weights.load(tmp_path)
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in state.items())
+    del state["lm_head.bias"]
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(WeightsError, match="1 tensors are missing or of another shape, such as lm_head.bias"):
+        weights.load(tmp_path)
 
 
 def test_a_folder_with_the_name_of_a_model(tmp_path, monkeypatch):

@@ -373,6 +373,26 @@ def test_what_a_pipeline_draws_from_the_global_state_is_the_same_in_every_run(wa
         assert all(point["psnr"] > 15 for point in fast.plan.measured), "all from the same noise"
 
 
+def test_the_noise_of_an_apple_gpu_is_the_same_in_every_run(wan, monkeypatch):
+    """Its random state, here a counter, begins each run where the call itself will."""
+    pipe, call = wan
+    state, begun = [torch.tensor(3)], []
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("torch.mps.synchronize", lambda: None)
+    monkeypatch.setattr("torch.mps.get_rng_state", lambda device: state[-1])
+    monkeypatch.setattr("torch.mps.set_rng_state", lambda value, device: state.append(value))
+
+    def drawn(*_):
+        begun.append(state[-1].item())
+        state.append(state[-1] + 1)
+
+    handle = pipe.transformer.register_forward_pre_hook(drawn)
+    with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
+        fast(**call)
+        assert begun.count(3) > 2 + len(fast.plan.measured)
+    handle.remove()
+
+
 def test_outputs_of_every_kind_are_compared():
     from PIL import Image
 

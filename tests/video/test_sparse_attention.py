@@ -217,6 +217,19 @@ def test_attention_with_a_mask_stays_dense_and_the_report_says_so():
     assert report.warnings == ["attention with a mask stayed dense, over 256 tokens"]
 
 
+@pytest.mark.parametrize("which", range(3), ids=("query", "key", "value"))
+def test_attention_stays_dense_where_gradients_are_wanted_and_the_report_says_so(which):
+    attention, report = attention_of()
+    tensors = [*torch.randn(3, 1, 2, 256, 24, generator=torch.Generator().manual_seed(0))]
+    wanted = tensors[which].requires_grad_()
+    expected = F.scaled_dot_product_attention(*tensors)
+    found = attention(F.scaled_dot_product_attention, *tensors)
+    assert torch.equal(found, expected) and report.warnings == [module.GRADIENTS] and not report.engaged
+    assert torch.equal(*(torch.autograd.grad(x.square().sum(), wanted)[0] for x in (found, expected)))
+    with torch.no_grad():
+        assert not torch.equal(attention(F.scaled_dot_product_attention, *tensors), expected) and report.engaged
+
+
 def test_attention_of_another_kernel_stays_as_it_is_and_the_report_says_so(monkeypatch):
     model, arguments = sampled_models.wan()
     monkeypatch.setattr(transformer_wan, "dispatch_attention_fn", lambda query, *given, **more: query)

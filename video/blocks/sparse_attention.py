@@ -42,6 +42,7 @@ UNSEEN = (
     "no self-attention went through torch's scaled_dot_product_attention: linear attention stays as it is, and where"
     ' another kernel attends, call pipe.transformer.set_attention_backend("native") first'
 )
+GRADIENTS = "attention stayed dense, since gradients are wanted: call it within torch.no_grad() where they are not"
 CHANGED = f"its transformer was changed {AGAIN}"
 UNPLACED = "a call did not tell where tokens lie, and its attention stayed dense: use policy='pooled_top_k'"
 Grid = tuple[int, int, int]
@@ -52,8 +53,9 @@ Grid = tuple[int, int, int]
 class SparseAttention(DiffusionMethod):
     """Self-attention of a diffusion transformer over chosen blocks of tokens, by a policy.
 
-    Cross-attention, attention with a mask, as in HunyuanVideo, and short sequences stay dense. Where the policy keeps
-    so many blocks that dense attention is faster on this machine, dense attention runs. Lossy.
+    Cross-attention, attention with a mask, as in HunyuanVideo, short sequences and calls that want gradients stay
+    dense. Where the policy keeps so many blocks that dense attention is faster on this machine, dense attention runs.
+    Lossy.
 
     Parameters
     ----------
@@ -181,6 +183,9 @@ class _Attention:
         fits = alike and attn_mask is None and not dropout_p and not is_causal and length >= self.method.min_length
         if alike and attn_mask is not None and length >= self.method.min_length:
             self.session.report.warn(f"attention with a mask stayed dense, over {length} tokens")
+        if fits and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+            self.session.report.warn(GRADIENTS)  # the kernel has none
+            fits = False
         if fits and torch.is_autocast_enabled(query.device.type):  # which comes below, and casts for torch's own alone
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = (x.to(dtype) for x in (query, key, value))

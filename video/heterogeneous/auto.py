@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
-from mmaccel.machine import synchronize
+from mmaccel.machine import forked_rng, synchronize
 from mmaccel.method import Advice, Method, is_number
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
@@ -26,7 +26,7 @@ from ..families.adapter import (
     PipelineSession,
     require_steps,
 )
-from ..private import context_group
+from ..private import context_group, execution_device
 from ..quality import NAME_IT, as_tensor, tensor_psnr
 from ..samplers import asked_steps, given_to
 from .first_call import IDLE, UNPICKED, PlainRuns, compare_once, is_idle
@@ -222,6 +222,7 @@ class _Curve:
             generator.set_state(state)
 
     def measure(self, method: Auto) -> None:
+        torch.empty(0, device=execution_device(self.session.target))  # started, so that its random state is put back
         self._run()  # the first call of a process is slower
         reference, self.plain_seconds = self._run()
         self.reference = as_tensor(reference)
@@ -262,7 +263,7 @@ class _Curve:
 
     def _run(self) -> tuple[Any, float]:
         self.restore()
-        with torch.random.fork_rng():
+        with forked_rng():
             synchronize()
             began = time.perf_counter()
             with self.session.run():  # of which a call that begins its steps several times is one

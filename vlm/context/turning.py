@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 from mmaccel.cache.argument import cached
 from mmaccel.decoding.unfit import MOVING
+from mmaccel.machine import forked_rng
 
 TRIED, BY = 4, 23  # tokens whose keys are tried out, and positions that they are turned by
 TOLERANCE = 0.1  # of the size of the keys: a turn that is missing or wrong changes most of them, rounding far less
@@ -53,7 +54,7 @@ def _turns_like_the_model(decoder: Any, config: Any) -> bool:
     device = next(decoder.parameters()).device
     tokens, places = torch.arange(1, 1 + TRIED, device=device)[None], torch.arange(TRIED, device=device)
     caches = []
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a model in training draws what it drops
+    with forked_rng():  # a model in training draws what it drops
         for first in (0, BY):
             cache = DynamicCache(config=config)
             decoder(input_ids=tokens, position_ids=(places + first)[None], **cached(cache), use_cache=True)

@@ -12,7 +12,7 @@ import math
 import torch
 
 from ..plan import block_coverage
-from .dense import Mask, dense
+from .dense import Mask, dense, nothing_seen
 from .merge_states import merge_states
 from .workspace import gather_rows
 
@@ -37,9 +37,11 @@ def block_sparse_attention(
     right: int,
     scale: float,
 ) -> Pair:
+    if not q.numel():
+        return nothing_seen(q)
     low, high = intervals(q, k, left, right)
     sizes = (q.shape[2], k.shape[2], block_m, block_n, left, right)
-    if row_ptr is not None and col is not None and n_full is not None and not _takes_all(col, n_full, *sizes):
+    if row_ptr is not None and col is not None and n_full is not None and not _takes_all(row_ptr, col, *sizes):
         return Rows(q, k, v, row_ptr, col, n_full, block_m, block_n, low, high, scale).attend()
     if left < 0 and right < 0:
         return heads_packed(q, k, v, scale)
@@ -58,11 +60,16 @@ def intervals(q: torch.Tensor, k: torch.Tensor, left: int, right: int) -> Pair:
 
 
 def _takes_all(
-    col: torch.Tensor, n_full: torch.Tensor, q_len: int, kv_len: int, block_m: int, block_n: int, left: int, right: int
+    row_ptr: torch.Tensor, col: torch.Tensor, q_len: int, kv_len: int, block_m: int, block_n: int, left: int, right: int
 ) -> bool:
-    """Whether a plan names every block that can be seen, and so leaves nothing out."""
+    """Whether a plan names every block that can be seen, and so leaves nothing out; it may name others too."""
     some, _ = block_coverage(q_len, kv_len, block_m, block_n, False, (left, right), col.device)
-    return col.numel() == int(some.sum()) * n_full.shape[0] * n_full.shape[1]
+    counts = row_ptr.diff(dim=-1)
+    least = int(some.sum()) * counts.shape[0] * counts.shape[1]
+    if col.numel() < least:
+        return False
+    row = torch.arange(len(some), device=col.device).expand_as(counts).flatten().repeat_interleave(counts.flatten())
+    return int(some[row, col.long()].sum()) == least
 
 
 def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:

@@ -33,6 +33,8 @@ def dense(
 
     Rows that see nothing give 0 and -inf.
     """
+    if not k.shape[2]:
+        return nothing_seen(q)  # torch's kernel would divide by 0 and end the process
     if _FLASH is None or q.device.type != "cpu":
         return matrix_products(q, k, v, scale, mask, causal)
     if mask is None and not causal and long_cache.suits(q, k, v):
@@ -44,6 +46,11 @@ def dense(
         empty = mask.empty.expand(lse.shape)
         output, lse = output.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
     return output, lse
+
+
+def nothing_seen(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What queries get that see no key, or that are none."""
+    return q.new_zeros(q.shape), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
 
 
 def matrix_products(

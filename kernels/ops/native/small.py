@@ -15,6 +15,8 @@ def segment_mean(x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, pt
         return _batched_segment_mean(x, w, perm, ptr)
     work = torch.promote_types(x.dtype, torch.float32)
     perm, ptr = perm.long(), ptr.long()
+    if x.device.type == "mps":
+        return _by_index_add(x[perm].to(work), None if w is None else w.to(work)[perm], ptr).to(x.dtype)
     begin, end = (int(ptr[0]), int(ptr[-1])) if x.device.type == "cpu" else (0, perm.shape[0])
     reduce = functools.partial(embedding_bag, perm[begin:end], offsets=ptr - begin, include_last_offset=True)
     if w is None:
@@ -23,6 +25,19 @@ def segment_mean(x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, pt
     sums = reduce(x.to(work), mode="sum", per_sample_weights=weights[perm[begin:end]])
     totals = reduce(weights[:, None], mode="sum")
     return torch.where(totals != 0, sums / totals, 0.0).to(x.dtype)
+
+
+def _by_index_add(members: torch.Tensor, weights: torch.Tensor | None, ptr: torch.Tensor) -> torch.Tensor:
+    """The same of the members of all groups, without `embedding_bag`, which Apple's GPUs lack before torch 2.10."""
+    weights = members.new_ones(len(members)) if weights is None else weights
+    place = torch.arange(len(members), device=members.device)
+    group = torch.searchsorted(ptr, place, right=True)  # 0 is before the first one, and the last is behind all
+
+    def sums(values: torch.Tensor) -> torch.Tensor:
+        return values.new_zeros(len(ptr) + 1, values.shape[1]).index_add_(0, group, values)[1:-1]
+
+    totals = sums(weights[:, None])
+    return torch.where(totals != 0, sums(members * weights[:, None]) / totals, 0.0)
 
 
 def _batched_segment_mean(

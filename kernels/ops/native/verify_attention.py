@@ -7,7 +7,7 @@ import functools
 import torch
 
 from .block_sparse_attention import heads_packed
-from .dense import Mask, dense
+from .dense import Mask, dense, nothing_seen
 from .workspace import gather_rows
 
 
@@ -20,6 +20,8 @@ def verify_attention(
     window_mask: torch.Tensor | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if not q.numel():
+        return nothing_seen(q)
     if token_idx is not None:
         return _selected(q, k, v, lengths, token_idx, window_mask, scale)
     used = lengths.tolist()
