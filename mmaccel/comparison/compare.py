@@ -81,8 +81,9 @@ def compare(
     """
     numbers = _checked(seeds, rounds)
     plans = _plans(target, methods, preset)
-    trial = trial_of(find_adapter(target, next(iter(plans.values())).modality), inputs, processor)
-    trial.taken = frozenset().union(*(plan.call_arguments for plan in plans.values()))
+    adapter = find_adapter(target, next(iter(plans.values())).modality)
+    taken = frozenset[str]().union(*(plan.call_arguments for plan in plans.values()))
+    trial = trial_of(adapter, inputs, processor, taken)
     made = [Entry(PLAIN, PLAIN), *(Entry(label, "method", plan) for label, plan in plans.items())]
     rounds = rounds or math.ceil(LEAST_RUNS / len(numbers))
     return measured(trial, made, numbers, rounds, simple, _processes(target) if ranks else Ranks())

@@ -193,13 +193,17 @@ class BaseTrial(Workload):
         """An output in visible form; called only for outputs that are shown."""
 
 
-def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTrial:
+def trial_of(
+    adapter: Adapter, inputs: dict[str, Any], processor: Any, taken: frozenset[str] = frozenset()
+) -> BaseTrial:
     """The trial of a target's modality; raises an `ActiveSessionError` if a session has the target."""
     from ..session import refuse_held
 
     for part in adapter.parts():
         refuse_held(part)
-    return get_modality(adapter.modality).trial()(adapter, inputs, processor)
+    trial = get_modality(adapter.modality).trial()(adapter, inputs, processor)
+    trial.taken = taken
+    return trial
 
 
 @contextmanager

@@ -522,6 +522,7 @@ def test_every_entry_runs_three_times_unless_told_otherwise(monkeypatch, seeds, 
         "image adapter of a model",
         {"prompt": "x"},
         "a processor",
+        frozenset(),
     )
     assert [entry.label for entry in entries] == ["plain", "image.ZipAR(window=2)", "image.ZipAR()"]
 
