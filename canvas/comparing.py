@@ -9,10 +9,8 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.difference import agreement
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
-from mmaccel.session import Session
 
 from .method import MASKS, NOISE
-from .verifiers.guided_commit import GuidedCommit
 
 STEPS = {MASKS: 32, NOISE: 48}  # of the pipelines of each family, if the call says nothing
 AGREED = Metric("agreed", "same texts", "share of texts that equal those of the plain pipeline, word for word", ".0%")
@@ -34,11 +32,8 @@ class CanvasTrial(BaseTrial):
         self.seedless = "" if self.draws else "at temperature 0 nothing is drawn"
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> torch.Tensor:
-        call = dict(self.inputs)
+        call = self.arguments(target, self.inputs)
         call.pop("return_dict", None)
-        methods = target.plan.methods if isinstance(target, Session) else []
-        if not any(isinstance(method, GuidedCommit) for method in methods):
-            call.pop("guide_model", None)
         if fewer is not None:
             call["num_inference_steps"] = fewer
         with seeded(seed):

@@ -38,7 +38,7 @@ class PictureTrial(BaseTrial):
         self.count = int(inputs.get("num_inference_steps", STEPS))
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
-        call = {**self.inputs, "output_type": "pil"}
+        call = {**self.arguments(target, self.inputs), "output_type": "pil"}
         call.pop("return_dict", None)
         if fewer is not None:
             call["num_inference_steps"] = fewer

@@ -57,8 +57,9 @@ class ImageTrial(BaseTrial):
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
         with seeded(seed, self.images.model.device) as generator:
             if self.is_pipeline:
-                return target(**self.inputs, generator=generator)
-            result = target.generate(**(self.inputs if isinstance(target, Session) else self.plain_inputs))
+                return target(**self.arguments(target, self.inputs), generator=generator)
+            call = self.inputs if isinstance(target, Session) else self.plain_inputs
+            result = target.generate(**self.arguments(target, call))
         return result if isinstance(result, torch.Tensor) else result.sequences
 
     def equal(self, one: Any, other: Any) -> bool:

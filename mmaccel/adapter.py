@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from .errors import UnsupportedTargetError
 from .method import Method
-from .registry import load_modalities
+from .registry import is_redefined, load_modalities
 
 
 class AcceleratedTarget:
@@ -80,8 +80,8 @@ A = TypeVar("A", bound=type[Adapter])
 
 
 def register_adapter(cls: A) -> A:
-    """Class decorator: make a family known to :func:`find_adapter`."""
-    _adapters.append(cls)
+    """Class decorator: make a family known to :func:`find_adapter`; the same class defined anew replaces it."""
+    _adapters[:] = [*(old for old in _adapters if not is_redefined(old, cls)), cls]
     return cls
 
 

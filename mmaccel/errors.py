@@ -24,12 +24,16 @@ class UnsupportedTargetError(MmaccelError, TypeError):
     """The target's family is not supported by these methods, or cannot do what they need."""
 
 
+class UsageError(MmaccelError, TypeError):
+    """Something of the wrong kind was given, such as a name in place of a method, or a session to copy."""
+
+
 class ConflictError(MmaccelError, ValueError):
     """These methods cannot work together."""
 
 
 class ActiveSessionError(MmaccelError, RuntimeError):
-    """The target is already accelerated by a live session, or in the middle of a run.
+    """The target is already accelerated by a live session, or in the middle of a run, or its session was removed.
 
     Attributes
     ----------
@@ -107,5 +111,5 @@ def unknown_name(kind: str, name: Any, options: Iterable[str]) -> UnknownNameErr
     if near:
         hint = "did you mean " + " or ".join(repr(option) for option in near) + "?"
     else:
-        hint = "choose from " + ", ".join(repr(option) for option in options)
+        hint = "choose from " + ", ".join(map(repr, options)) if options else "there are none"
     return UnknownNameError(f"unknown {kind} {shown(name)}: {hint}")

@@ -112,6 +112,8 @@ class Method(Checked, Generic[S]):
     nesting
         In which order methods of a session are attached, whatever theirs: lower numbers first, within the others. 1 for
         one that changes what those beside it see, -1 for one that needs a call as the model gets it; else 0.
+    call_arguments
+        Arguments of a call that it takes for itself, such as ``"prediction"``: `compare` gives them to nothing else.
     """
 
     name: ClassVar[str] = ""
@@ -127,6 +129,7 @@ class Method(Checked, Generic[S]):
     learns: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
     nesting: ClassVar[int] = 0
+    call_arguments: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def exact(self) -> bool:

@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from .adapter import Adapter, find_adapter
-from .errors import ConflictError, MmaccelError, UnsupportedTargetError, WeightsError, shown, unknown_name
+from .errors import (
+    ConflictError,
+    MmaccelError,
+    UnsupportedTargetError,
+    UsageError,
+    WeightsError,
+    shown,
+    unknown_name,
+)
 from .files.foreign_json import check_plain, read_json
 from .files.output import replacing
 from .method import Method
-from .presets import Preset, absent_of, presets_of
+from .presets import NAMES, Preset, absent_of, presets_of
 from .registry import is_saved, saved_method
 from .tuning.curve import describe, is_point
 from .version import versions
@@ -52,6 +60,11 @@ class Plan:
     def exact(self) -> bool:
         """Whether every method keeps the distribution of the target's output."""
         return all(method.exact for method in self.methods)
+
+    @property
+    def call_arguments(self) -> frozenset[str]:
+        """Arguments of a call that its methods take for themselves."""
+        return frozenset().union(*(method.call_arguments for method in self.methods))
 
     def __str__(self) -> str:
         lines = [f"plan for {self.family} ({_kind(self.exact)})"]
@@ -214,6 +227,8 @@ def _preset(adapter: Adapter, name: str) -> Preset:
         others = " or ".join(f"preset={other!r}" for other in found)
         advice = f": take {others}, or name methods" if others else ""
         raise UnsupportedTargetError(f"{family} models have no preset {name!r}, since {absent[name]}{advice}")
+    if not found:
+        raise UnsupportedTargetError(f"{family} models have no presets: name methods")
     if name not in found:
         raise unknown_name(f"preset for {family}", name, found)
     return found[name]
@@ -231,9 +246,23 @@ def _flatten(methods: tuple[Method | Plan, ...], adapter: Adapter) -> Any:
         elif isinstance(item, Method):
             yield item
         elif isinstance(item, type) and issubclass(item, Method):
-            raise TypeError(f"{item.__name__} is a class: write {item.__name__}()")
+            raise UsageError(f"{item.__name__} is a class: write {item.__name__}()")
         else:
-            raise TypeError(f"{item!r} is not a method; `mmaccel methods` lists them")
+            raise no_method(item)
+
+
+def no_method(item: Any) -> UsageError:
+    """The error for anything else in place of a method."""
+    advice = "`mmaccel methods` lists them"
+    if isinstance(item, str) and item in NAMES:
+        advice = f"write preset={item!r}"
+    elif isinstance(item, str):
+        advice = f"write mmaccel.get_method({item!r})()"
+    elif isinstance(item, dict):
+        advice = "mmaccel.get_method(name).from_settings(settings) makes one"
+    elif isinstance(item, list | tuple):
+        advice = "give methods one by one, as in accelerate(model, *methods)"
+    return UsageError(f"{shown(item)} is not a method: {advice}")
 
 
 def _check(chosen: list[Method], adapter: Adapter) -> None:

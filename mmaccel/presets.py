@@ -32,7 +32,7 @@ class Preset:
     methods
         The methods behind the name.
     benchmark
-        The file of `docs/benchmarks` without its ending, such as ``"image"``.
+        The file of `docs/benchmarks` without its ending, such as ``"image"``; empty by default.
     columns
         Columns that tell the row from others with the same settings, such as the model.
     note
@@ -40,7 +40,7 @@ class Preset:
     """
 
     methods: tuple[Method, ...]
-    benchmark: str
+    benchmark: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
@@ -51,11 +51,15 @@ class Preset:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The measured row: `model`, `speedup`, `quality_metric`, `quality`, `baseline_quality`, `machine`, ..."""
-        return dict(_rows()[self.key])
+        """The measured row: `model`, `speedup`, `quality_metric`, `quality`, `baseline_quality`, `machine`, ...
+
+        Empty for presets of other packages, whose figures stand in `note`.
+        """
+        return dict(_rows().get(self.key, {}))
 
     def __str__(self) -> str:
-        return describe(self.row) + (f"; {self.note}" if self.note else "")
+        figures = describe(self.row) if self.row else ""
+        return "; ".join(filter(None, (figures, self.note))) or "not measured"
 
 
 def presets_of(modality: str, family: str) -> Mapping[str, Preset]:

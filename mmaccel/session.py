@@ -14,7 +14,7 @@ from typing import Any, Generic, Self
 from typing_extensions import TypeVar
 
 from .adapter import AcceleratedTarget, Adapter
-from .errors import ActiveSessionError
+from .errors import ActiveSessionError, UsageError
 from .machine import synchronize
 from .method import Method
 from .plan import Plan, resolve
@@ -193,6 +193,11 @@ class Session(AcceleratedTarget, Generic[A]):
                     self._attach()
 
     def __enter__(self) -> Self:
+        if self._removed:
+            raise ActiveSessionError(
+                "this session was removed, as `with` does at its end: call mmaccel.accelerate(...) again, or write one"
+                " `with` around all calls"
+            )
         return self
 
     def __exit__(
@@ -245,6 +250,8 @@ class Session(AcceleratedTarget, Generic[A]):
             for method in self.plan.methods if self.active else ():
                 method.prepare(self, args, kwargs)
             with self.run():
+                if self._removed:
+                    self.report.warn("the session was removed: the run was a plain one")
                 return self.target(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -252,6 +259,13 @@ class Session(AcceleratedTarget, Generic[A]):
             raise AttributeError(name)
         found = getattr(self.target, name)
         return self._chained(found) if name in CHAINED else found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refused at once, and not when all weights of the target are copied already."""
+        raise UsageError(
+            "a Session can be neither copied nor pickled: copy its .target, which copies without methods, and"
+            " accelerate that"
+        )
 
     def __dir__(self) -> list[str]:
         """What completion shows: names of the session and of the target."""

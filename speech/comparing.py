@@ -182,7 +182,8 @@ class RecognizerTrial(BaseTrial):
         return made
 
     def _generated(self, target: Any, call: dict[str, Any], fewer: int | None, made: Transcription) -> list[list[int]]:
-        result = target.generate(**(call if fewer is None else self._shorter(call, fewer)))
+        asked = call if fewer is None else self._shorter(call, fewer)
+        result = target.generate(**self.arguments(target, asked))
         if isinstance(target, Session):
             made.reports.append(deepcopy(target.report))  # it starts anew with the next call
         tokens: torch.Tensor = result if isinstance(result, torch.Tensor) else result["sequences"]

@@ -14,10 +14,8 @@ from PIL import Image
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.session import Session
 
 from . import quality
-from .autoregressive.block_router import ARGUMENTS, BlockRouter
 from .calling import calling
 from .families.rates import rate_of
 from .generation import check_arguments
@@ -49,9 +47,8 @@ class VideoTrial(BaseTrial):
         self.metrics = (PSNR, SSIM) if importlib.util.find_spec("torchmetrics") else (PSNR,)
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Any:
-        left_out = () if _is_routed(target) else ARGUMENTS
-        arguments = {name: value for name, value in self.inputs.items() if name not in left_out}
-        check_arguments(self.target, [name for name in arguments if name not in ARGUMENTS])
+        arguments = self.arguments(target, self.inputs)
+        check_arguments(self.target, [name for name in arguments if name not in self.taken])
         if fewer is not None:
             arguments["num_inference_steps"] = fewer
         with calling(target, arguments), seeded(seed) as generator:
@@ -72,11 +69,6 @@ class VideoTrial(BaseTrial):
 
     def show(self, output: Any) -> Shown:
         return Shown(_clips(output), rate=rate_of(self.target)) if _is_seen(output) else Shown()
-
-
-def _is_routed(target: Any) -> bool:
-    """Whether this is a session of `video.BlockRouter`, which takes a small model and a score out of the call."""
-    return isinstance(target, Session) and any(isinstance(method, BlockRouter) for method in target.plan.methods)
 
 
 def _is_seen(output: Any) -> bool:

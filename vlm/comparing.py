@@ -26,6 +26,11 @@ LIKE = Metric(
 )
 A_TOKEN_EACH = ("input_ids", "attention_mask", *COLUMNS)
 PIXELS = "pixel_values_videos"
+NO_PIXELS = "every token of a text has to be written, and nothing of its prompt can be left out"
+NO_FRAMES = (
+    "this call shows no video of several frames, or one whose frames cannot be told apart in its arguments:"
+    " give frames=, questions= and processor= instead"
+)
 
 
 class AnswerTrial(BaseTrial):
@@ -49,10 +54,7 @@ class AnswerTrial(BaseTrial):
         self.kept = _tokens_of_frames(adapter, self.calls[None]) if "frames" not in inputs else None
         self.count = len(inputs["frames"]) if "frames" in inputs else 0 if self.kept is None else int(self.kept.max())
         if not self.count:
-            self.no_simple = (
-                "this call shows no video of several frames, or one whose frames cannot be told apart in its arguments:"
-                " give frames=, questions= and processor= instead"
-            )
+            self.no_simple = NO_FRAMES if _is_shown(adapter, self.calls[None]) else NO_PIXELS
 
     def _prepared(self, fewer: int | None) -> dict[str, Any]:
         """Arguments of `generate`."""
@@ -84,7 +86,7 @@ class AnswerTrial(BaseTrial):
             self.calls[fewer] = self._prepared(fewer)
         call = self.calls[fewer]
         with seeded(seed):
-            result = target.generate(**call)
+            result = target.generate(**self.arguments(target, call))
         sequences: torch.Tensor = result if isinstance(result, torch.Tensor) else result.sequences
         ids = call.get("input_ids", call.get("inputs"))
         return sequences if ids is None else sequences[:, ids.shape[1] :]
@@ -122,6 +124,11 @@ def spread(count: int, fewer: int) -> torch.Tensor:
 def _only(frames: Any, places: list[int]) -> Any:
     """Some frames of a video, with their times where these are known."""
     return frames.only(places) if isinstance(frames, VideoFrames) else [frames[place] for place in places]
+
+
+def _is_shown(adapter: Adapter, call: dict[str, Any]) -> bool:
+    """Whether a call shows something; the frames of some families are pictures."""
+    return isinstance(adapter, VisualAdapter) and any(call.get(name) is not None for name in (PIXELS, "pixel_values"))
 
 
 def _tokens_of_frames(adapter: Adapter, call: dict[str, Any]) -> torch.Tensor | None:

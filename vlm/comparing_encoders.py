@@ -37,7 +37,7 @@ class EncoderTrial(BaseTrial):
 
     @torch.no_grad()
     def run(self, target: Any, seed: int, fewer: int | None = None) -> dict[str, torch.Tensor]:
-        return outputs(target(**self.inputs))
+        return outputs(target(**self.arguments(target, self.inputs)))
 
     def equal(self, one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
         return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -52,6 +52,7 @@ class GuidedCommit(CommitRule):
     )
     neutral: ClassVar[dict[str, Any]] = {"threshold": 1.0, "agree": False}
     engaging: ClassVar[dict[str, Any]] = {"threshold": 0.0}
+    call_arguments: ClassVar[frozenset[str]] = frozenset({"guide_model"})
     advice: ClassVar[Advice] = Advice("large models with a small causal one of their tokenizer", "the guide's pass")
 
     def __post_init__(self) -> None:

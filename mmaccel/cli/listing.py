@@ -74,7 +74,7 @@ def _told(method: type[Method]) -> dict[str, Any]:
         {
             "name": name,
             "default": repr(getattr(usual, name)),
-            "meaning": next(text for names, text in meanings.items() if name in names.split(", ")),
+            "meaning": next((text for names, text in meanings.items() if name in names.split(", ")), ""),
         }
         for name in usual.settings()
     ]
@@ -110,7 +110,7 @@ def _method(name: str, told: Mapping[str, Any]) -> str:
     lines = [f"{name}  [{'exact' if told['exact'] else 'lossy'}]", *_wrapped(told["summary"])]
     for setting in told["settings"]:
         text = f"{setting['name']}={setting['default']}"
-        lines += _wrapped(f"{text}  {setting['meaning']}", 2 * INDENT)
+        lines += _wrapped(f"{text}  {setting['meaning']}".rstrip(), 2 * INDENT)
     return "\n".join([*lines, *_wrapped(f"paper: {told['paper']}")])
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from ..modality import Modality, get_modality, modalities
 
 BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas that are in no brackets
 WORDS = {"True": "true", "False": "false", "None": "null", "none": "null"}  # of JSON, by those that people type
+# A number as JSON writes it or as shells do, such as .5
+NUMBER = re.compile(r"(?<![\w.])[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?(?![\w.])")
 
 
 def add_model(parser: argparse.ArgumentParser, default: str) -> None:
@@ -163,10 +166,18 @@ def value_of(text: str) -> Any:
     (0.5, False, None, 'refresh')
     >>> value_of("(0.2, 0.1)")
     [0.2, 0.1]
+    >>> value_of(".5"), value_of("+2"), value_of("(1., .5)")  # as shells write numbers, and JSON does not
+    (0.5, 2, [1.0, 0.5])
     """
     if text.startswith("(") and text.endswith(")"):  # as a method is printed
         text = f"[{text[1:-1].rstrip(', ')}]"
-    try:
-        return json.loads(re.sub("|".join(WORDS), lambda found: WORDS[found[0]], text))
-    except (json.JSONDecodeError, RecursionError):
-        return text
+    written = re.sub("|".join(WORDS), lambda found: WORDS[found[0]], text)
+    for form in (written, NUMBER.sub(_number_in_json, written)):
+        with suppress(json.JSONDecodeError, RecursionError):
+            return json.loads(form)
+    return text
+
+
+def _number_in_json(found: re.Match[str]) -> str:
+    number = found[0].lstrip("+")
+    return repr(float(number)) if "." in number else number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..adapter import find_adapter
@@ -20,7 +20,7 @@ LEAST_RUNS = 3  # of each entry, so that there is a median
 
 def compare(
     target: Any,
-    *methods: Method | Plan | tuple[Method, ...],
+    *methods: Method | Plan | Sequence[Method],
     preset: str | None = None,
     seeds: Iterable[int] = (0,),
     rounds: int | None = None,
@@ -41,7 +41,7 @@ def compare(
     target
         A transformers model or diffusers pipeline.
     *methods
-        Each is an entry; a plan or a tuple of methods is one entry of several methods together.
+        Each is an entry; a plan, tuple or list of methods is one entry of several methods together.
     preset
         ``"exact"``, ``"balanced"`` or ``"fast"``: one more entry.
     seeds
@@ -57,9 +57,10 @@ def compare(
         Whether the processes of `accelerate launch` or torchrun share the runs, each with its own copy of the target;
         default False. The same result is returned in all of them. Processes on one machine slow each other down.
     **inputs
-        Arguments of the target's own call: those of `generate`, or of the pipeline. Without `generator`. For
-        recognisers also `audio` (a path, samples at 16 kHz, or a list of these; cut at pauses), `reference` (the
-        words of each, for word errors) and `endpoint` (the detector of pauses; None for none).
+        Arguments of the target's own call: those of `generate`, or of the pipeline. Without `generator`. Those that a
+        method takes, such as the `assistant_model` of `vlm.ModelDraft`, go to its own runs alone. For recognisers also
+        `audio` (a path, samples at 16 kHz, or a list of these; cut at pauses), `reference` (the words of each, for word
+        errors) and `endpoint` (the detector of pauses; None for none).
 
     Raises
     ------
@@ -80,7 +81,9 @@ def compare(
     """
     numbers = _checked(seeds, rounds)
     plans = _plans(target, methods, preset)
-    trial = trial_of(find_adapter(target, next(iter(plans.values())).modality), inputs, processor)
+    adapter = find_adapter(target, next(iter(plans.values())).modality)
+    taken = frozenset[str]().union(*(plan.call_arguments for plan in plans.values()))
+    trial = trial_of(adapter, inputs, processor, taken)
     made = [Entry(PLAIN, PLAIN), *(Entry(label, "method", plan) for label, plan in plans.items())]
     rounds = rounds or math.ceil(LEAST_RUNS / len(numbers))
     return measured(trial, made, numbers, rounds, simple, _processes(target) if ranks else Ranks())
@@ -126,7 +129,7 @@ def _checked(seeds: Iterable[int], rounds: int | None) -> list[int]:
 
 def _plans(target: Any, methods: tuple[Any, ...], preset: str | None) -> dict[str, Plan]:
     """All requested entries by label, resolved and checked."""
-    plans = [plan(target, *(item if isinstance(item, tuple) else (item,))) for item in methods]
+    plans = [plan(target, *(item if isinstance(item, tuple | list) else (item,))) for item in methods]
     if preset is not None or not plans:
         plans.append(plan(target, preset=preset))
     found: dict[str, Plan] = {}

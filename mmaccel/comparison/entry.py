@@ -15,6 +15,10 @@ from . import results
 from .trial import BaseTrial, Workload
 
 PLAIN = "plain"
+ROUNDED = (
+    "another output than the plain one: in {} passes over more tokens at a time round otherwise, load it in float32 to"
+    " see that it is exact"
+)
 Measured = tuple[list["Sample"], dict[int, dict[str, Any]], dict[int, bool], tuple[int, Any, Any] | None]
 
 
@@ -219,9 +223,21 @@ class Entry:
         return {method.name: method.settings() for method in self.plan.methods}
 
     def _told(self, trial: BaseTrial) -> list[str]:
-        """Warnings of the reports, and one more if a promise of exactness was broken."""
-        broken = self.exact and not trial.draws and not all(self.equal.values())
-        return [*self.warnings, *(["it claims to be exact, but gave another output"] if broken else [])]
+        """Warnings of the reports, and one more if a promise of exactness was broken, or rounding may be at work."""
+        if not self.exact or trial.draws or all(self.equal.values()):
+            return self.warnings
+        rough = _rough_type(trial.adapter.parts())
+        return [*self.warnings, ROUNDED.format(rough) if rough else "it claims to be exact, but gave another output"]
+
+
+def _rough_type(parts: list[Any]) -> str:
+    """A type of numbers below float32 that a part of a target has; empty where all are finer."""
+    import torch
+
+    modules = (part for part in parts if isinstance(part, torch.nn.Module))
+    types = (weights.dtype for module in modules for weights in module.parameters())
+    rough = (str(found) for found in types if found.is_floating_point and found.itemsize < 4)
+    return next(rough, "").removeprefix("torch.")
 
 
 def _mean(found: dict[int, dict[str, float]], key: str) -> float | None:

@@ -150,6 +150,8 @@ class BaseTrial(Workload):
         Why all seeds give the same output; empty where they do not.
     about
         A description of the plain run, if its name does not say it.
+    taken
+        Arguments that methods of the comparison take: a session gets those of its own methods, the plain target none.
     """
 
     count: int = 0
@@ -159,11 +161,20 @@ class BaseTrial(Workload):
     draws: bool = False
     seedless: str = ""
     about: str = ""
+    taken: frozenset[str] = frozenset()
 
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
         self.adapter, self.target, self.inputs, self.processor = adapter, adapter.target, inputs, processor
         if "generator" in inputs:
             raise SettingError("leave out generator=: compare makes one for every seed, such as seeds=range(4)")
+
+    def arguments(self, target: Any, call: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call that are for a session, or for the plain target."""
+        from ..session import Session
+
+        own = target.plan.call_arguments if isinstance(target, Session) else frozenset()
+        given = {name: value for name, value in call.items() if name not in self.taken - own}
+        return {**given, "processor": self.processor} if "processor" in own else given
 
     def visual_share(self, fewer: int) -> float | None:
         """Share of the visual tokens in this many units; None if there are none or it is unknown."""
@@ -182,13 +193,17 @@ class BaseTrial(Workload):
         """An output in visible form; called only for outputs that are shown."""
 
 
-def trial_of(adapter: Adapter, inputs: dict[str, Any], processor: Any) -> BaseTrial:
+def trial_of(
+    adapter: Adapter, inputs: dict[str, Any], processor: Any, taken: frozenset[str] = frozenset()
+) -> BaseTrial:
     """The trial of a target's modality; raises an `ActiveSessionError` if a session has the target."""
     from ..session import refuse_held
 
     for part in adapter.parts():
         refuse_held(part)
-    return get_modality(adapter.modality).trial()(adapter, inputs, processor)
+    trial = get_modality(adapter.modality).trial()(adapter, inputs, processor)
+    trial.taken = taken
+    return trial
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import SettingError
 from ..method import Method, plain_number
-from ..plan import plan
+from ..plan import no_method, plan
 
 Grid = Mapping[str, Iterable[Any]] | Iterable[Method]
 
@@ -49,7 +49,7 @@ def settings_of(target: Any, method: Method | type[Method], grid: Grid | None) -
     """
     base = method() if isinstance(method, type) else method
     if not isinstance(base, Method):
-        raise TypeError(f"{method!r} is not a method; `mmaccel methods` lists them")
+        raise no_method(method)
     if grid is None:
         return _fitting(target, base, *_default(base))
     if isinstance(grid, Mapping):

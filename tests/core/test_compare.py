@@ -44,6 +44,7 @@ from mmaccel.testing.contract import snapshot
 from mmaccel.video import EasyCache, HeterogeneousSteps, SparseAttention
 from mmaccel.video import examples as video_examples
 from mmaccel.vlm import HoliTom, visual_examples
+from mmaccel.vlm import examples as decoder_examples
 from mmaccel.vlm.comparing import AnswerTrial, spread
 
 HOSTILE = "<script>alert(1)</script> <img src=x onerror=alert(2)> \"'&"
@@ -318,6 +319,33 @@ def test_a_broken_promise_is_told(wan, register):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "told"),
+    (
+        (torch.float32, "it claims to be exact, but gave another output"),
+        (torch.bfloat16, "in bfloat16 passes over more tokens at a time round otherwise, load it in float32"),
+    ),
+    ids=str,
+)
+def test_rounding_is_no_broken_promise(register, dtype, told):
+    @register("vlm")
+    @dataclass(frozen=True)
+    class Other(Method):
+        """Says that it is exact."""
+
+        paper = "Nobody, 2026"
+        lossless = True
+
+        def attach(self, session, stack: ExitStack) -> None:
+            handle = session.target.lm_head.register_forward_hook(lambda module, given, logits: -logits)
+            stack.callback(handle.remove)
+
+    model, arguments = decoder_examples.llama()
+    found = mmaccel.compare(model.to(dtype), Other(), simple=False, rounds=1, **arguments())
+    assert not found.rows[1]["equal"] and told in str(found)
+    assert ("claims to be exact" in str(found)) == (dtype == torch.float32)
+
+
+@pytest.mark.parametrize(
     ("methods", "more", "error", "hint"),
     (
         ((REUSING,), {"seeds": ()}, SettingError, r"seeds is empty.*range\(4\)"),
@@ -330,6 +358,7 @@ def test_a_broken_promise_is_told(wan, register):
         ((), {}, ConflictError, "nothing to do"),
         ((ZipAR(),), {}, UnsupportedTargetError, "video"),
         (((REUSING, REUSING),), {}, ConflictError, "cannot be combined"),
+        (([REUSING, REUSING],), {}, ConflictError, "cannot be combined"),
         ((), {"preset": "balancd"}, UnknownNameError, "balanced"),
         ((EasyCache,), {}, TypeError, r"write EasyCache\(\)"),
     ),
@@ -493,6 +522,7 @@ def test_every_entry_runs_three_times_unless_told_otherwise(monkeypatch, seeds, 
         "image adapter of a model",
         {"prompt": "x"},
         "a processor",
+        frozenset(),
     )
     assert [entry.label for entry in entries] == ["plain", "image.ZipAR(window=2)", "image.ZipAR()"]
 

@@ -1,14 +1,16 @@
 """Every registered method keeps the contract of `mmaccel.testing.contract`: all of it where ``MMACCEL_FULL=1``."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 import mmaccel
 from mmaccel import session as session_module
+from mmaccel.errors import UnknownNameError
 from mmaccel.image import SpeculativeJacobi, ZipAR
+from mmaccel.method import Method
 from mmaccel.patching import override
 from mmaccel.report import Report
 from mmaccel.session import Session
@@ -309,6 +311,19 @@ def test_contract_sees_an_unknown_setting_that_is_taken(monkeypatch):
     monkeypatch.setattr(ZipAR, "from_settings", known)
     with pytest.raises(AssertionError, match="an unknown setting was accepted"):
         testing.check_settings(ZipAR)
+
+
+def test_a_method_may_have_no_settings(register):
+    @register("image")
+    @dataclass(frozen=True)
+    class Bare(Method):
+        """Does one thing."""
+
+        paper = "Nobody, 2026"
+
+    testing.check_settings(Bare)
+    with pytest.raises(UnknownNameError, match="unknown setting of image.Bare 'x': there are none"):
+        Bare.from_settings({"x": 1})
 
 
 # All of it

@@ -1,8 +1,10 @@
 """Registry, plans, sessions and reports."""
 
+import copy
 import dataclasses
 import gc
 import json
+import pickle
 import weakref
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
@@ -12,7 +14,8 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import image, registry
+from mmaccel import adapter, image, registry
+from mmaccel.adapter import Adapter
 from mmaccel.comparison.comparison import Comparison
 from mmaccel.errors import (
     ActiveSessionError,
@@ -117,6 +120,34 @@ def test_double_registration_is_refused():
     with pytest.raises(ValueError, match="image.ZipAR is registered already"):
         registry.register("image")(ZipAR)
     assert registry._methods == before
+
+
+def test_a_definition_that_is_run_again_replaces_the_first(register, monkeypatch):
+    """As cells of a notebook are."""
+    monkeypatch.setattr(adapter, "_adapters", list(adapter._adapters))
+
+    class Mine:
+        pass
+
+    def define(word):
+        @register("vlm")
+        @dataclasses.dataclass(frozen=True)
+        class Changed(Method):
+            """A method."""
+
+            paper = word
+
+        @adapter.register_adapter
+        class MineAdapter(Adapter):
+            family, classes, modality = word, ("Mine",), "vlm"
+
+        return Changed
+
+    define("first")
+    second = define("second")
+    assert mmaccel.get_method("vlm.Changed") is second
+    assert adapter.find_adapter(Mine()).family == "second"
+    assert sum(each.__name__ == "MineAdapter" for each in adapter.adapters()) == 1
 
 
 @pytest.mark.parametrize("missing", ("paper", "doc"))
@@ -292,8 +323,24 @@ def test_a_role_can_be_excluded_too(monkeypatch):
 def test_what_is_no_method(janus):
     with pytest.raises(TypeError, match=r"ZipAR is a class: write ZipAR\(\)"):
         mmaccel.plan(janus[0], ZipAR)
-    with pytest.raises(TypeError, match="'ZipAR' is not a method"):
-        mmaccel.plan(janus[0], "ZipAR")
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    (
+        ("ZipAR", r"'ZipAR' is not a method: write mmaccel.get_method\('ZipAR'\)\(\)"),
+        ("balanced", "'balanced' is not a method: write preset='balanced'"),
+        ([ZipAR()], r"is not a method: give methods one by one, as in accelerate\(model, \*methods\)"),
+        ({"name": "image.ZipAR", "settings": {}}, r"mmaccel.get_method\(name\).from_settings\(settings\) makes one"),
+        (3, "3 is not a method: `mmaccel methods` lists them"),
+    ),
+    ids=str,
+)
+def test_what_is_typed_in_place_of_a_method(janus, given, advice):
+    for do in (mmaccel.plan, mmaccel.accelerate):
+        with pytest.raises(TypeError, match=advice) as error:
+            do(janus[0], given)
+        assert isinstance(error.value, MmaccelError)
 
 
 # Sessions
@@ -440,6 +487,35 @@ def test_error_within_the_block_restores(janus):
     with pytest.raises(Interrupted), mmaccel.accelerate(model, FAST) as fast, broken_after(inner, 1):
         run(fast, arguments)
     assert snapshot(model) == before
+
+
+def test_a_removed_session_is_not_entered_again(janus):
+    model, arguments = janus
+    fast = mmaccel.accelerate(model, FAST)
+    with fast:
+        run(fast, arguments)
+    with pytest.raises(ActiveSessionError, match=r"removed.*call mmaccel.accelerate\(...\) again"), fast:
+        pass
+    with mmaccel.accelerate(model, FAST):
+        pass
+
+
+def test_a_removed_session_of_a_pipeline_says_that_its_runs_are_plain():
+    pipe, arguments = video_examples.wan_pipeline()
+    fast = mmaccel.accelerate(pipe, EasyCache())
+    fast.remove()
+    fast(**arguments())
+    assert fast.report.warnings == ["the session was removed: the run was a plain one"]
+    assert "did not engage" not in str(fast.report)
+
+
+@pytest.mark.parametrize("do", (copy.copy, copy.deepcopy, pickle.dumps))
+def test_a_session_is_not_copied(janus, do, monkeypatch):
+    monkeypatch.setattr(torch.nn.Parameter, "__deepcopy__", lambda *_: pytest.fail("weights were copied"))
+    with mmaccel.accelerate(janus[0], FAST) as fast:
+        with pytest.raises(TypeError, match=r"neither copied nor pickled: copy its \.target") as error:
+            do(fast)
+        assert isinstance(error.value, MmaccelError)
 
 
 def test_failed_attachment_leaves_no_trace(janus, monkeypatch):

@@ -24,7 +24,7 @@ def planned(*methods):
 class Trial:
     """Outputs are numbers; the metric is how far they are from the plain one."""
 
-    adapter = SimpleNamespace(modality="image")
+    adapter = SimpleNamespace(modality="image", parts=list)
     unit, model, seedless, inputs, target, draws = "steps", "m", "", {}, object(), False
 
     def __init__(self, higher_is_better=False, draws=False):

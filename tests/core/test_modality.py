@@ -19,8 +19,9 @@ import reference_page
 import mmaccel
 from mmaccel import adapter, lazy, modality, registry
 from mmaccel.cli import main as cli
-from mmaccel.errors import UnknownNameError
+from mmaccel.errors import UnknownNameError, UnsupportedTargetError
 from mmaccel.modality import get_modality, modalities
+from mmaccel.presets import Preset
 from mmaccel.testing import contract
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,28 @@ def test_the_command_line_lists_it(toy, capsys):
     assert "toy.Stride  [lossy]" in run(capsys, "methods") and "stride=2  Steps at once" in run(capsys, "methods")
     assert run(capsys, "methods", "--modality", "toy").startswith("toy.Stride")
     assert "nobody walked far enough" in run(capsys, "presets", "--modality", "toy")
+
+
+def test_settings_that_are_not_described_are_listed(toy, capsys, monkeypatch):
+    monkeypatch.setattr(toy.Stride, "__doc__", "Take several steps at once; lossy.")
+    for words in (("methods",), ("methods", "--modality", "toy")):
+        assert "toy.Stride  [lossy]\n    Take several steps at once.\n    stride=2\n    paper:" in run(capsys, *words)
+
+
+def test_it_may_have_presets(toy, capsys, monkeypatch):
+    model = get_modality("toy").open("tiny-toy")
+    found = {"fast": Preset((toy.Stride(stride=4),)), "balanced": Preset((toy.Stride(),), note="twice as fast here")}
+    monkeypatch.setattr(toy.Toy, "presets", lambda self: {"walker": found})
+    monkeypatch.setattr(toy.Toy, "absent_presets", lambda self: {"walker": {"exact": "no stride is"}})
+    assert "    fast: not measured" in str(mmaccel.plan(model, preset="fast"))
+    assert "    balanced: twice as fast here" in str(mmaccel.plan(model, preset="balanced"))
+    assert "toy.Stride(stride=4)\n            not measured" in run(capsys, "presets")
+
+
+def test_it_may_have_none(toy, monkeypatch):
+    monkeypatch.setattr(toy.Toy, "absent_presets", lambda self: {})
+    with pytest.raises(UnsupportedTargetError, match="walker models have no presets: name methods"):
+        mmaccel.plan(get_modality("toy").open("tiny-toy"), preset="fast")
 
 
 def test_the_command_line_runs_and_measures_it(toy, capsys, tmp_path):

@@ -22,7 +22,7 @@ class FakeSession(Session):
     """A session of a label, without a model."""
 
     def __init__(self, label):
-        self.label, self.memory, self.report = label, {}, None
+        self.label, self.memory, self.report, self._removed = label, {}, None, False
 
     def __exit__(self, *_):
         pass

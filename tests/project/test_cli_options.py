@@ -261,6 +261,21 @@ def test_settings_as_they_are_typed():
     assert typed == [None, [None, 3], "nonesuch"]
 
 
+def test_numbers_are_read_as_shells_write_them():
+    for text, value in {
+        ".25": 0.25,
+        "-.5": -0.5,
+        "1.": 1.0,
+        "+2": 2,
+        "+1.5e-3": 0.0015,
+        "(.5, 1.)": [0.5, 1.0],
+    }.items():
+        found = model_arguments.value_of(text)
+        assert found == value and type(found) is type(value), text
+    for word in ("v1.5", "/data/.5/x", "1.2.3", "a.b", ".", "2-3", '"a .5"'):
+        assert model_arguments.value_of(word) == word.strip('"')
+
+
 # tune
 
 

@@ -492,6 +492,7 @@ def test_a_trial_runs_its_inputs_from_the_seed_and_with_fewer_steps():
 def test_what_a_block_router_is_given_is_for_no_other_target():
     pipe, arguments = examples.block_pipeline()
     trial, asked = trial_of(pipe, **arguments(frames=6, height=2, width=2, steps=2)), []
+    trial.taken = BlockRouter.call_arguments
     for fewer in (None, 1):
         trial.run(lambda **given: asked.append(given) or (clip(1),), 0, fewer)
     assert [given["num_inference_steps"] for given in asked] == [2, 1]

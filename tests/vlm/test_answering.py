@@ -102,7 +102,7 @@ def test_the_prompt_is_no_part_of_an_answer_however_it_is_given():
     call["inputs"] = call.pop("input_ids")
     trial = AnswerTrial(find_adapter(model), call)
     assert trial.run(model, 0).shape == (2, call["max_new_tokens"])
-    assert "no video of several frames" in trial.no_simple
+    assert trial.no_simple.startswith("every token of a text has to be written"), "there are no frames to give"
 
 
 def test_two_videos_in_one_prompt_have_no_fewer_frames():

@@ -350,3 +350,14 @@ def test_without_a_session_there_are_no_regions():
     said = r"takes regions in a session only: use mmaccel.accelerate\(.*, or vlm.TextDraft\(\).custom_generate\(\) with"
     with pytest.raises(SettingError, match=said):
         DocumentDraft().custom_generate()
+
+
+def test_regions_are_for_no_other_run_of_a_comparison(lighton):
+    model, inputs = lighton
+    given = call(inputs)
+    regions = regions_like(*new_of(model.generate(**given), given))
+    processor = Processor(inputs)
+    processor.batch_decode = processor.tokenizer.batch_decode
+    more = {"regions": regions, "processor": processor, "simple": False, "rounds": 1}
+    plain, drafted = mmaccel.compare(model, drafting(), **more, **given).rows
+    assert plain["label"] == "plain" and drafted["equal"] and drafted["work_ratio"] < 0.5

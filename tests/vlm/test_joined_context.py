@@ -497,3 +497,9 @@ def test_a_prompt_behind_a_chat_template_gets_no_other_beginning():
     begun, bare = (mark_contexts(tokenizer, prompt, pages, add_special_tokens=add) for add in (True, False))
     assert begun["input_ids"][0].tolist() == [tokenizer.bos_token_id, *bare["input_ids"][0].tolist()]
     assert bare["contexts"] == [(0, 2)] and begun["contexts"] == [(1, 3)]
+
+
+def test_contexts_are_for_no_other_run_of_a_comparison(llama, joined):
+    model, arguments = llama
+    found = mmaccel.compare(model, joined, contexts=PAGES, simple=False, rounds=1, **arguments(length=LENGTH))
+    assert [row["label"] for row in found.rows] == ["plain", str(joined)] and not found.rows[1]["idle"]

@@ -305,3 +305,13 @@ def test_other_drafters_leave_an_assistant_to_the_model(llama):
     with mmaccel.accelerate(llama, TokenRecycling()) as fast:
         fast.generate(**call(), assistant_model=small())
         assert fast.report.warnings == ["the model's own loop ran: assistant_model was given"]
+
+
+def test_an_assistant_is_for_no_other_run_of_a_comparison(llama):
+    """The model's own assisted generation serves no batch, and is not what a method is compared with."""
+    methods, given = (ModelDraft(always=True), FusedDraft()), call(2)
+    found = mmaccel.compare(llama, *methods, assistant_model=small(), simple=False, rounds=1, **given)
+    assert [row["label"] for row in found.rows] == ["plain", *map(str, methods)]
+    assert all(row["equal"] for row in found.rows) and "assistant_model was given" not in str(found)
+    alone = mmaccel.compare(llama, FusedDraft(), assistant_model=small(), simple=False, rounds=1, **call())
+    assert "assistant_model was given" in str(alone), "no method takes it: it is an argument of the model as any other"

@@ -146,3 +146,13 @@ def test_without_a_prediction_it_drafts_as_fused_draft(llama):
             fast.generate(**given)
             reports.append((fast.report.forwards, fast.report.details))
     assert reports[0] == reports[1]
+
+
+def test_a_prediction_is_for_no_other_run_of_a_comparison(llama):
+    _, (text,) = answers(llama, call())
+    methods = TextDraft(always=True), FusedDraft()
+    plain, drafted, other = mmaccel.compare(llama, *methods, prediction=text, simple=False, rounds=1, **call()).rows
+    assert plain["label"] == "plain" and drafted["equal"] and other["equal"]
+    assert drafted["work_ratio"] < 0.3 and drafted["warnings"] == []
+    tuned = mmaccel.tune(llama, TextDraft(), grid={"block": (8, 16)}, prediction=text, simple=False, rounds=1, **call())
+    assert len(tuned.curve) == 2

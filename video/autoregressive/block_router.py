@@ -23,7 +23,7 @@ from ..steps import Forward, Stepper, count_forwards
 from .routing import Routing
 
 GIVEN = "block router"  # of a session's memory: the routing of the call that runs
-ARGUMENTS = ("draft", "score")  # of a call: those that the method takes, and the pipeline does not
+ARGUMENTS = ("draft", "score")  # of a call: those that the method takes
 
 EXAMPLE = """import mmaccel
 from diffusers import AnyFlowFARPipeline, AnyFlowFARTransformer3DModel
@@ -83,6 +83,7 @@ class BlockRouter(DiffusionMethod):
     paper: ClassVar[str] = "Speculative Decoding for Autoregressive Video Generation (SDVG), 2026"
     role: ClassVar[str] = "step cache"
     families: ClassVar[frozenset[str] | None] = IN_BLOCKS
+    call_arguments: ClassVar[frozenset[str]] = frozenset(ARGUMENTS)
     advice: ClassVar[Advice] = Advice(
         "Pipelines that draw videos in blocks, with a small sister of the same latents and text encoder.",
         "What the score does not see; the memory of the small model and of its keys and values.",

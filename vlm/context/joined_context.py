@@ -87,6 +87,7 @@ class JoinedContext(StoredContext):
     )
     lossless: ClassVar[bool] = False
     alike: ClassVar[str] = "hold its parts"
+    call_arguments: ClassVar[frozenset[str]] = frozenset({"contexts"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

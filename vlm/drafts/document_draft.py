@@ -26,6 +26,7 @@ from .text_draft import Prediction, TextDraft, known
 BETWEEN = "\n\n"  # regions, as in Markdown
 LONGER = 2  # times its draft that a region's text may be, and so many tokens more
 MORE = 32
+GIVEN = ("regions", "page", "processor", "prompt")  # with a call
 
 
 @register("vlm")
@@ -86,6 +87,7 @@ class DocumentDraft(TextDraft):
         "Readers of pages, with a light pipeline beside them that reads most words right.",
         "Nothing in quality; the time of the pipeline, and up to 35 MB for what is learned.",
     )
+    call_arguments: ClassVar[frozenset[str]] = TextDraft.call_arguments.union(GIVEN)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,8 +102,7 @@ class DocumentDraft(TextDraft):
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Prediction | None:
         """Take the regions, the page and the processor out of the arguments of a call."""
-        names = ("regions", "page", "processor", "prompt")
-        given, page, processor, prompt = (kwargs.pop(name, None) for name in names)
+        given, page, processor, prompt = (kwargs.pop(name, None) for name in GIVEN)
         prediction = super().take(model, kwargs)
         if given is None:
             return prediction

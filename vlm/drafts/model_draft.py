@@ -72,6 +72,7 @@ class ModelDraft(FusedDraft):
         "Large models with a small sister of the same tokenizer, at a tenth of its size or less.",
         "Nothing in quality; the memory of the smaller model and its cache, and up to 35 MB for what is learned.",
     )
+    call_arguments: ClassVar[frozenset[str]] = frozenset({"assistant_model"})
 
     def held(self) -> tuple[Held, ...]:
         """What :class:`FusedDraft` learns, and the assistant."""

@@ -70,6 +70,7 @@ class TextDraft(FusedDraft):
         "Answers that are known in part before they are written: pages, corrections, translations that are revised.",
         "Nothing in quality; up to 35 MB for what is learned, and 5 MB for each row of a batch.",
     )
+    call_arguments: ClassVar[frozenset[str]] = frozenset({"prediction"})
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Prediction | None:
         """Take the prediction out of the arguments of a call."""
