@@ -210,7 +210,8 @@ def test_the_page_compares_with_what_kept_to_the_time(tmp_path):
     benchmark.BENCHMARK.write_page({"header": results.result([])["header"], "rows": rows}, tmp_path / "video.md")
     text = (tmp_path / "video.md").read_text()
     for figure in ("mean", "worst prompt"):
-        said = f"{figure}: EasyCache wins; ours, `HeterogeneousSteps`, is -2.0 dB to EasyCache and +10.0 dB to fewer steps"
+        said = f"{figure}: EasyCache wins; ours, `HeterogeneousSteps`,"
+        said += " is -2.0 dB to EasyCache and +10.0 dB to fewer steps"
         assert said in text
     assert "| HeterogeneousSteps |  | 52% |" in text and "| half |  | 50% |" in text and "| late |" in text
     assert (tmp_path / "video.png").stat().st_size > 5000
