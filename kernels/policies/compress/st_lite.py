@@ -52,10 +52,10 @@ def st_lite(
 
     Without `visual` only attention counts, and the choice is that of :func:`snap_kv`.
 
+    `q_window`, `window`, `kernel` and `scale` are as for :func:`snap_kv`.
+
     Parameters
     ----------
-    q_window : `[B, Hq, W, D]`
-        The last queries of the prompt, rotated; of more than `window` the last ones count.
     k : `[B, Hkv, N, D]`
         All keys of the prompt, rotated. They stand in for the hidden states that the paper compares: a cache has
         no others, and the rotation between two tokens is the same wherever they lie at the same distance.
@@ -64,12 +64,6 @@ def st_lite(
     visual
         The visual tokens of each row; the last frame of its last span is the screen at hand. None (default) for
         none.
-    window
-        Last tokens whose attention is summed, and which are kept; default 32 as in SnapKV.
-    kernel
-        Pooling of the attention over neighbouring tokens, as for :func:`snap_kv`.
-    scale
-        Of the attention scores, by default ``D ** -0.5``.
 
     Returns
     -------

@@ -27,27 +27,14 @@ def fasa(
     Rotary embedding splits a score into the parts of its ``D / 2`` pairs of channels; a few of them agree with
     the whole on which tokens matter.
 
+    `q`, `k`, `lengths`, `sink`, `recent`, `scale` and what is returned are as for :func:`double_sparsity`.
+
     Parameters
     ----------
-    q : `[B, Hq, M, D]`
-        The newest queries, rotated.
-    k : `[B, Hkv, N, D]`
-        The cache, the new tokens' keys included.
-    lengths : int32 or int64 `[B]`
-        Tokens in use in each row, the `M` new ones included.
     pairs : int `[B, Hkv, P]` or `[Hkv, P]`
         Numbers of pairs, from :func:`dominant_pairs`; pair `i` is channels ``i`` and ``i + D / 2``.
     count
         Tokens to attend to in all, those below included; default 256 as in the paper.
-    sink, recent
-        Leading and newest tokens that are always attended to, the `M` new ones in any case; defaults 4 and 64
-        (ours). Where they are more than `count`, `count` grows to hold them.
-    scale
-        Of the scores, by default ``D ** -0.5``.
-
-    Returns
-    -------
-    int32 `[B, Hkv, S]`, ascending and -1 at the end, for :func:`mmaccel.kernels.verify_attention`.
 
     Raises
     ------

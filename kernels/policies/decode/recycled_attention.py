@@ -26,14 +26,10 @@ def recycled_attention(
 
     Between full steps no key is read to choose: tokens newer than the full step are seen as recent ones.
 
+    `q`, `k`, `lengths` and `scale` are as for :func:`double_sparsity`.
+
     Parameters
     ----------
-    q : `[B, Hq, M, D]`
-        The newest queries, rotated.
-    k : `[B, Hkv, N, D]`
-        The cache, the new tokens' keys included.
-    lengths : int32 or int64 `[B]`
-        Tokens in use in each row, the `M` new ones included.
     state
         A dictionary of one layer and one sequence, empty at first, that this function keeps its step and the
         attention of the last full step in.
@@ -42,11 +38,7 @@ def recycled_attention(
     stride
         Steps from one full step to the next, default 10 as in the paper; 1 makes every step full.
     sink, recent
-        Leading and newest tokens that are always attended to, the `M` new ones in any case; defaults 4 and 64
-        (ours). A `recent` of at least `stride` never loses sight of a new token. Where they are more than
-        `count`, `count` grows to hold them.
-    scale
-        Of the scores, by default ``D ** -0.5``.
+        As for :func:`double_sparsity`; a `recent` of at least `stride` never loses sight of a new token.
 
     Returns
     -------

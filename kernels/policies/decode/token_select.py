@@ -33,26 +33,19 @@ def token_select(
     together, and the one that voted last is at least `threshold`. Where all rows of the batch are alike no key is
     read; whether they are is read back from the device, one number a step.
 
+    `q`, `k`, `lengths` and `scale` are as for :func:`double_sparsity`.
+
     Parameters
     ----------
-    q : `[B, Hq, M, D]`
-        The newest queries, rotated.
-    k : `[B, Hkv, N, D]`
-        The cache, the new tokens' keys included.
-    lengths : int32 or int64 `[B]`
-        Tokens in use in each row, the `M` new ones included.
     state
         A dictionary of one layer and one sequence, empty at first, that this function keeps its vote in; None
         (default) to vote at every step.
     count
         Tokens to attend to in all, those below included; default 2048 as in the paper.
     sink, recent
-        Leading and newest tokens that are always attended to, the `M` new ones in any case; defaults 128 and
-        512 as in the paper. Where they are more than `count`, `count` grows to hold them.
+        As for :func:`double_sparsity`; defaults 128 and 512 as in the paper.
     threshold
         Least cosine, default 0.9 as in the paper; above 1 it votes at every step.
-    scale
-        Of the scores, by default ``D ** -0.5``.
 
     Returns
     -------

@@ -33,29 +33,19 @@ def flex_prefill(
     the mass: blocks of the head's whole pooled map, or columns and diagonals of the last block of queries. The
     first block and the diagonal are always kept.
 
+    `q`, `k`, `causal`, `block_m`, `block_n` (128 in the paper), `scale` and the plan are as for :func:`pooled_top_k`.
+
     Parameters
     ----------
-    q : `[B, Hq, M, D]`, k : `[B, Hkv, N, D]`
-        Rotated queries and keys; `M` may be smaller than `N` (chunked prefill).
     gamma
         Share of the attention to keep, default 0.95 (the paper uses 0.9 and 0.95); 1 keeps every visible block.
     tau
         The bound of the test, default 0.1 as in the paper; 0 sends every head to columns and diagonals.
     min_budget
         Keys that each query reads at least, if it sees as many; default 1024 as in the paper.
-    causal
-        That of the call, default True.
     budget
         At most this share of each head's visible blocks, the heaviest first; None (default) for no limit. The
         blocks that are always kept and `min_budget` count; the former may exceed it.
-    block_m, block_n
-        Queries and keys in a block, default 64 (128 in the paper).
-    scale
-        Of the scores, by default ``D ** -0.5``.
-
-    Returns
-    -------
-    A plan per batch row and query head.
 
     Raises
     ------

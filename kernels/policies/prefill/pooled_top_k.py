@@ -37,7 +37,7 @@ def pooled_top_k(
     block_m, block_n
         Queries and keys in a block, default 64.
     scale
-        Of the scores, by default ``D ** -0.5``; it does not change the order.
+        Of the scores, by default ``D ** -0.5``; here it does not change the order.
 
     Returns
     -------

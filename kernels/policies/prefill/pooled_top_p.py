@@ -27,25 +27,15 @@ def pooled_top_p(
     cumulative sum is exclusive, so that the block that crosses `p` is kept and no row is empty. The first block
     and, if `causal`, the diagonal are always kept.
 
+    `q`, `k`, `causal`, `block_m`, `block_n`, `scale` and the plan are as for :func:`pooled_top_k`.
+
     Parameters
     ----------
-    q : `[B, Hq, M, D]`, k : `[B, Hkv, N, D]`
-        Rotated queries and keys; `M` may be smaller than `N` (chunked prefill).
     p
         Share of the attention between block means, default 0.9; 1 keeps every visible block.
-    causal
-        That of the call, default True.
     budget
         At most this share of each head's visible blocks: `p` is lowered, alike for all rows of a head, until it
         holds; None (default) for no limit. The blocks that are always kept count, and may exceed it.
-    block_m, block_n
-        Queries and keys in a block, default 64.
-    scale
-        Of the scores, by default ``D ** -0.5``.
-
-    Returns
-    -------
-    A plan per batch row and query head.
 
     Raises
     ------

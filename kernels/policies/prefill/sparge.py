@@ -30,29 +30,19 @@ def sparge(
     all who see it, and `p` is shared out among the others. The first block and, if `causal`, the diagonal are
     always kept. The paper's second stage, skipping within the kernel, is not part of a plan.
 
+    `q`, `k`, `causal`, `block_m`, `block_n`, `scale` and the plan are as for :func:`pooled_top_k`.
+
     Parameters
     ----------
-    q : `[B, Hq, M, D]`, k : `[B, Hkv, N, D]`
-        Rotated queries and keys; `M` may be smaller than `N` (chunked prefill).
     p
         Share of the attention between block means, default 0.97 as the authors' examples; 1 keeps all.
     similarity
         Least mean cosine between all pairs in a block (:func:`self_similarity`) for it to count as alike, default
         0.6 as the authors' examples; -1 switches the guard off.
-    causal
-        That of the call, default True.
     budget
         At most this share of each head's visible blocks, in order of what heavier ones of their row hold; None
         (default) for no limit. It overrules the guard, which then halves that number (our choice). The first
         block and the diagonal count, and may exceed it.
-    block_m, block_n
-        Queries and keys in a block, default 64.
-    scale
-        Of the scores, by default ``D ** -0.5``.
-
-    Returns
-    -------
-    A plan per batch row and query head.
 
     Raises
     ------

@@ -29,27 +29,17 @@ def vertical_slash(
     The first block and the diagonal are always kept. Without `causal` a diagonal stands for both its sides,
     since the last queries have hardly a key after them to learn the other side from.
 
+    `q`, `k`, `causal`, `block_m`, `block_n`, `scale` and the plan are as for :func:`pooled_top_k`.
+
     Parameters
     ----------
-    q : `[B, Hq, M, D]`, k : `[B, Hkv, N, D]`
-        Rotated queries and keys; `M` may be smaller than `N` (chunked prefill).
     vertical, slash
         Columns (keys) and diagonals (distances) per head; 1000 and 6096 are MInference's most frequent pattern.
     last
         Queries at the end that the estimate is made from, default 64 as in the paper.
-    causal
-        That of the call, default True.
     budget
         At most this share of each head's visible blocks, those on the heaviest lines first; None (default) for
         no limit. The blocks that are always kept count, and may exceed it.
-    block_m, block_n
-        Queries and keys in a block, default 64.
-    scale
-        Of the scores, by default ``D ** -0.5``.
-
-    Returns
-    -------
-    A plan per batch row and query head.
 
     Raises
     ------
