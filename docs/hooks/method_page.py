@@ -13,6 +13,7 @@ from included import ROOT
 
 from mmaccel import presets
 from mmaccel.bench import pages
+from mmaccel.cli import listing
 from mmaccel.method import Method
 from mmaccel.modality import get_modality, modalities
 from mmaccel.registry import methods
@@ -31,7 +32,7 @@ def method_page(method: type[Method]) -> str:
     """The whole page."""
     docs = _docstring(method)
     parts = [f"# {method.__name__}", _facts(method), sentence(method), _picture(method), docs["text"]]
-    parts += ["## Use", _example(method), "## Settings", _settings(method, docs["parameters"])]
+    parts += ["## Use", _example(method), "## Settings", _settings(method)]
     parts += [docs["notes"], _errors(docs["raises"])]
     parts += ["## When it helps, and what it costs"]
     parts += [f"**Helps**: {method.advice.helps}", f"**Costs**: {method.advice.costs}"]
@@ -84,8 +85,9 @@ def _picture(method: type[Method]) -> str:
     return f"![{text}](../../pictures/{path.name})\n\n{text}\n{{ .caption }}"
 
 
-def _settings(method: type[Method], described: dict[str, str]) -> str:
+def _settings(method: type[Method]) -> str:
     """One line for each entry of the docstring, which can be of several fields, such as `first, last`."""
+    described = listing.meanings(method)
     defaults = {field.name: getattr(method(), field.name) for field in dataclasses.fields(method)}
     entries: dict[str, list[str]] = {}
     for name in defaults:
@@ -146,15 +148,13 @@ def _link(method: type[Method], page: str) -> str:
 
 
 def _docstring(method: type[Method]) -> dict[str, Any]:
-    """Text, notes, parameters by name and errors of the docstring of a class."""
-    found: dict[str, Any] = {"text": "", "notes": "", "parameters": {}, "raises": []}
+    """Text, notes and errors of the docstring of a class."""
+    found: dict[str, Any] = {"text": "", "notes": "", "raises": []}
     for part in griffe.Docstring(inspect.getdoc(method) or "").parse("numpy", warnings=False):  # types are in the code
         if part.kind is griffe.DocstringSectionKind.text:
             found["text"] += plain(part.value.partition("\n\n")[2]) if not found["text"] else plain(part.value)
         elif part.kind is griffe.DocstringSectionKind.admonition:
             found["notes"] += plain(part.value.description)
-        elif part.kind is griffe.DocstringSectionKind.parameters:
-            found["parameters"] = {one.name: one.description for one in part.value}
         elif part.kind is griffe.DocstringSectionKind.raises:
             found["raises"] = [(str(one.annotation), one.description) for one in part.value]
     return found

@@ -68,18 +68,26 @@ def described_methods() -> dict[str, dict[str, Any]]:
 
 def _told(method: type[Method]) -> dict[str, Any]:
     """The description of a method; a line of the docstring can name several settings, such as `first, last`."""
-    meanings = parameters(inspect.getdoc(method) or "")
-    usual = method()
+    known, usual = meanings(method), method()
     settings = [
         {
             "name": name,
             "default": repr(getattr(usual, name)),
-            "meaning": next((text for names, text in meanings.items() if name in names.split(", ")), ""),
+            "meaning": _plain(next((text for names, text in known.items() if name in names.split(", ")), "")),
         }
         for name in usual.settings()
     ]
     summary = re.sub(r"; (lossy|lossless|exact)\.$", ".", method.summary())
     return {"exact": usual.exact, "summary": _plain(summary), "settings": settings, "paper": method.paper}
+
+
+def meanings(method: type[Method]) -> dict[str, str]:
+    """What settings are, by name or by several names as written: by the class's own docstring, else by its bases'."""
+    found: dict[str, str] = {}
+    for cls in method.__mro__:
+        for names, text in parameters(inspect.cleandoc(cls.__doc__ or "")).items():
+            found.setdefault(names, text)  # own entries come first
+    return found
 
 
 def parameters(docstring: str) -> dict[str, str]:
@@ -98,7 +106,7 @@ def parameters(docstring: str) -> dict[str, str]:
             found[line.partition(" : ")[0].strip()] = []
         elif line.strip() and found:
             found[next(reversed(found))].append(line.strip())
-    return {names: _plain(" ".join(lines)) for names, lines in found.items()}
+    return {names: " ".join(lines) for names, lines in found.items()}
 
 
 def _plain(text: str) -> str:

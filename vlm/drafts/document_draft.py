@@ -44,6 +44,8 @@ class DocumentDraft(TextDraft):
     of the same random state, in a batch their distribution. With beams, an assistant or another kind of cache the
     model's own loop runs, and the report says so.
 
+    Other settings are those of :class:`FusedDraft`.
+
     Parameters
     ----------
     regions
@@ -51,15 +53,6 @@ class DocumentDraft(TextDraft):
         page alone is faster with up to one word in ten wrong, see `docs/benchmarks/pages.md`.
     block
         Most nodes of a draft; default 64, since most of a page is as drafted. 0 turns drafts off.
-    longest
-        Longest match that is looked up in the prompt and earlier texts, in tokens; default 8.
-    shortest
-        Fewest tokens that must match; default 1, as matches that are seldom right are not verified.
-    remember
-        Tokens of the session's earlier texts that are searched too; default 4096. 0 searches the current text only.
-    always
-        Verify all guesses, up to `block`, whether or not they are worth their cost; default False, for which passes
-        are timed.
 
     Raises
     ------

@@ -35,7 +35,7 @@ class FusedDraft(GrownMethod, SuffixMethod):
     block
         Most nodes of a draft; default 32. 0 turns drafts off.
     longest
-        Longest match that is looked up, in tokens; default 8.
+        Longest match that is looked up in the prompt and earlier texts, in tokens; default 8.
     shortest
         Fewest tokens that must match; default 1, as matches that are seldom right are not verified.
     remember

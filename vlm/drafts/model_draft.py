@@ -38,16 +38,10 @@ class ModelDraft(FusedDraft):
     model itself, and with sampling those of the same random state, in a batch their distribution. With beams or another
     kind of cache the model's own loop runs, and the report says so.
 
+    Other settings are those of :class:`FusedDraft`.
+
     Parameters
     ----------
-    block
-        Most nodes of a draft; default 32. 0 turns drafts off.
-    longest
-        Longest match that is looked up in the prompt and earlier texts, in tokens; default 8.
-    shortest
-        Fewest tokens that must match; default 1, as matches that are seldom right are not verified.
-    remember
-        Tokens of the session's earlier texts that are searched too; default 4096. 0 searches the current text only.
     always
         Verify all guesses, up to `block`, and ask the assistant for each, whether or not that is worth its cost;
         default False, for which passes are timed.
