@@ -3,6 +3,7 @@
 import diffusers
 import torch
 
+from mmaccel.video import examples
 from mmaccel.video.families.families import find_family
 
 STEPS = 6
@@ -192,3 +193,11 @@ def pipeline(name):
     torch.set_rng_state(state)
     pipe = Loop(model.eval().requires_grad_(False), diffusers.FlowMatchEulerDiscreteScheduler(shift=3))
     return pipe, start, call
+
+
+def two_experts(boundary_ratio=0.8):
+    """Wan 2.2: one transformer for high noise, another for low noise; and the arguments of a call."""
+    (pipe, arguments), (other, _) = examples.wan_pipeline(0), examples.wan_pipeline(1)
+    pipe.register_modules(transformer_2=other.transformer)
+    pipe.register_to_config(boundary_ratio=boundary_ratio)
+    return pipe, arguments

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accelerate import cpu_offload
+from own_pictures import own
 from quantized_weight import quantize
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -22,18 +23,6 @@ def build(family, guidance, batch, **more):
     """Model and call, with weights whose greedy pictures are not constant."""
     model, arguments = getattr(examples, family)(seed=3 if family == "glm_image" else 2)
     return model, arguments(batch, guidance=guidance, do_sample=False, top_k=None, **more)
-
-
-def own(family, model, call):
-    """The model's own tokens; GLM-Image is told to keep to image codes, as the accelerated call does."""
-    if family != "glm_image":
-        return model.generate(**call)
-    length = call["input_ids"].shape[1] + call["max_new_tokens"] - 1
-
-    def allowed(_, ids):
-        return [examples.CODES + 1] if len(ids) == length else list(range(examples.CODES))
-
-    return model.generate(**call, prefix_allowed_tokens_fn=allowed)
 
 
 def columns(family):

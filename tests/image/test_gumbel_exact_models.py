@@ -6,6 +6,7 @@ the whole sequence again for every token, each picture and each guidance branch 
 
 import pytest
 import torch
+from own_pictures import own
 
 import mmaccel
 from mmaccel.decoding import gumbel
@@ -192,18 +193,6 @@ SAMPLING = ({}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.9})
 # Transformers' own guidance refuses several pictures of a prompt; that of Janus repeats its rows itself.
 OWN_CASES = [(family, settings) for family in REFERENCES for settings in SAMPLING]
 OWN_CASES.append(("janus", {"num_return_sequences": 2}))
-
-
-def own(family, model, call):
-    """The model's own picture; GLM-Image is told to keep to image codes, as the accelerated call does."""
-    if family != "glm_image":
-        return model.generate(**call)
-    length = call["input_ids"].shape[1] + call["max_new_tokens"] - 1
-
-    def allowed(_, ids):
-        return [examples.CODES + 1] if len(ids) == length else list(range(examples.CODES))
-
-    return model.generate(**call, prefix_allowed_tokens_fn=allowed)
 
 
 @pytest.mark.parametrize("batch", (1, 3))

@@ -42,6 +42,15 @@ def predictions(pipe, run):
     return seen
 
 
+def batch_sizes(pipe):
+    """Rows of every call of the first block, in a list that grows."""
+    sizes = []
+    pipe.transformer.transformer_blocks[0].register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
+    )
+    return sizes
+
+
 @each
 def test_branches_do_not_mix(method):
     """The prompt's predictions are the same, whatever the other branch is and whether there is one."""
@@ -334,14 +343,10 @@ def test_first_order_forecast_continues_a_line(order):
 
 def test_faster_cache_estimates_the_second_branch_in_one_batch():
     pipe, start, call = loop.pipeline("CogVideoXTransformer3DModel")
-    sizes = []
-    hook = pipe.transformer.transformer_blocks[0].register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
-    )
+    sizes = batch_sizes(pipe)
     with mmaccel.accelerate(pipe, video.FasterCache(unconditional=3)) as fast:
         fast(start, call, batched=True, steps=8)
         assert fast.report.engaged
-    hook.remove()
     assert set(sizes) == {1, 2} and sizes[0] == 2
 
 
@@ -493,13 +498,9 @@ def test_order_and_weight_change_what_is_forecast():
 @pytest.mark.parametrize("distance", (2, 4))
 def test_faster_cache_computes_the_second_branch_so_often(distance):
     pipe, start, call = loop.pipeline("CogVideoXTransformer3DModel")
-    sizes = []
-    hook = pipe.transformer.transformer_blocks[0].register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
-    )
+    sizes = batch_sizes(pipe)
     with mmaccel.accelerate(pipe, video.FasterCache(unconditional=distance)) as fast:
         fast(start, call, batched=True, steps=24)
-    hook.remove()
     first = sizes.index(1)
     assert [k for k in range(first, 24) if sizes[k] == 2] == [k for k in range(first, 24) if k % distance == 0]
 
@@ -530,14 +531,10 @@ def test_hooks_that_cannot_be_put_on_leave_nothing():
 def test_halves_of_a_batch_are_counted():
     """Where the second guidance branch is estimated, half of the attention runs."""
     pipe, start, call = loop.pipeline("CogVideoXTransformer3DModel")
-    sizes = []
-    hook = pipe.transformer.transformer_blocks[0].register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
-    )
+    sizes = batch_sizes(pipe)
     with mmaccel.accelerate(pipe, video.FasterCache(spatial=1, unconditional=3)) as fast:
         fast(start, call, batched=True, steps=8)
         assert fast.report.details["attention"] == [size / 2 for size in sizes] and set(sizes) == {1, 2}
-    hook.remove()
 
 
 def test_only_settings_that_reuse_nothing_are_exact():

@@ -304,16 +304,7 @@ def test_runs_of_other_sizes_follow_each_other(wan):
 
 def test_the_second_of_two_transformers_begins_with_a_full_step():
     """As in Wan 2.2: high noise for one, low noise for the other."""
-    (first, arguments), (second, _) = examples.wan_pipeline(0), examples.wan_pipeline(1)
-    parts = dict.fromkeys(("tokenizer", "text_encoder", "vae"))
-    pipe = WanPipeline(
-        **parts,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3),
-        transformer=first.transformer,
-        transformer_2=second.transformer,
-        boundary_ratio=0.6,
-    )
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts(0.6)
     call = arguments(1, steps=24)
     plain = run(pipe, call)
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.7, warmup=2, interval=5, fraction=0.2)) as fast:
@@ -329,15 +320,8 @@ def test_the_second_of_two_transformers_begins_with_a_full_step():
 @pytest.mark.parametrize("settings", ({}, {"fraction": 0.2}, {"interval": 3}))
 def test_two_transformers_share_one_budget(sampler, settings):
     """The full step with which the second begins is not on top."""
-    (first, arguments), (second, _) = examples.wan_pipeline(0), examples.wan_pipeline(1)
-    pipe = WanPipeline(
-        **dict.fromkeys(("tokenizer", "text_encoder", "vae")),
-        scheduler=SAMPLERS[sampler](),
-        transformer=first.transformer,
-        transformer_2=second.transformer,
-        boundary_ratio=0.8,
-    )
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts()
+    pipe.scheduler = SAMPLERS[sampler]()
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, **settings)) as fast:
         run(fast, arguments(1, steps=20))
         shares = fast.report.details["steps"]
@@ -348,9 +332,7 @@ def test_two_transformers_share_one_budget(sampler, settings):
 
 def test_solved_steps_stay_where_a_second_transformer_takes_over():
     """And the step with which it begins is computed as well."""
-    (first, arguments), (second, _) = examples.wan_pipeline(0), examples.wan_pipeline(1)
-    pipe = WanPipeline(**{**first.components, "transformer_2": second.transformer}, boundary_ratio=0.8)
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts()
     chosen = (0, 1, 4, 10, 11)
     with mmaccel.accelerate(pipe, HeterogeneousSteps(steps=chosen)) as fast:
         for _ in range(2):
@@ -361,9 +343,7 @@ def test_solved_steps_stay_where_a_second_transformer_takes_over():
 
 
 def test_a_second_transformer_with_fewer_steps_than_the_warm_up_computes_them_all():
-    (first, arguments), (second, _) = examples.wan_pipeline(0), examples.wan_pipeline(1)
-    pipe = WanPipeline(**{**first.components, "transformer_2": second.transformer}, boundary_ratio=0.3)
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts(0.3)
     with mmaccel.accelerate(pipe, HeterogeneousSteps(warmup=4)) as fast:
         run(fast, arguments(1, steps=12))
         boundary = next(k for k, level in enumerate(trace_of(fast).levels) if level < 0.3)

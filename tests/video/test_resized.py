@@ -1,6 +1,5 @@
 """Latents that change their size in the middle of a run, as in pipelines that begin small."""
 
-import diffusers
 import diffusion_loop as loop
 import pytest
 import torch
@@ -59,10 +58,7 @@ def test_lists_that_get_shorter_are_told_by_their_length():
 
 def test_the_second_of_two_transformers_begins_anew_too():
     """As in Wan 2.2, with latents that grow in its part of the run."""
-    (first, arguments), (second, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
-    parts = {**first.components, "transformer_2": second.transformer}
-    pipe = diffusers.WanPipeline(**parts, boundary_ratio=0.95)
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts(0.95)
     with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
         fast(**arguments(1, steps=16), callback_on_step_end=grow)
         assert any(f"in step {LARGER} latents of" in text for text in fast.report.warnings)
@@ -71,12 +67,10 @@ def test_the_second_of_two_transformers_begins_anew_too():
 
 def test_latents_that_grow_where_the_second_begins_are_no_surprise():
     """Nothing is kept for it yet, so that nothing has to start over."""
-    (first, arguments), (second, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
-    first.scheduler.set_timesteps(16)
-    before, after = first.scheduler.timesteps[LARGER - 1 : LARGER + 1].tolist()
-    parts = {**first.components, "transformer_2": second.transformer}
-    pipe = diffusers.WanPipeline(**parts, boundary_ratio=(before + after) / 2000)
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts()
+    pipe.scheduler.set_timesteps(16)
+    before, after = pipe.scheduler.timesteps[LARGER - 1 : LARGER + 1].tolist()
+    pipe.register_to_config(boundary_ratio=(before + after) / 2000)
     with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
         fast(**arguments(1, steps=16), callback_on_step_end=grow)
         assert fast.report.engaged and not fast.report.warnings

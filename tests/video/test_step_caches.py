@@ -241,11 +241,7 @@ def stop(pipe, step, timestep, kwargs):
 @pytest.mark.parametrize("method", OWN)
 def test_a_second_expert_starts_anew(method):
     """Wan 2.2: nothing crosses from one transformer to the other."""
-    one, arguments = examples.wan_pipeline()
-    two, _ = examples.wan_pipeline(seed=1)
-    parts = {**one.components, "transformer_2": two.transformer}
-    pipe = diffusers.WanPipeline(**parts, boundary_ratio=0.8)
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts()
     with mmaccel.accelerate(pipe, method(threshold=1e6, warmup=2, cooldown=0)) as fast:
         fast(**arguments(steps=10))
         high = int((pipe.scheduler.timesteps >= 800).sum())
@@ -447,10 +443,7 @@ def test_calibration_takes_the_changes_of_every_prompt(monkeypatch):
 
 def test_calibration_leaves_out_where_a_second_expert_begins():
     """There is no change since its last step, for it had none."""
-    one, arguments = examples.wan_pipeline()
-    two, _ = examples.wan_pipeline(seed=1)
-    pipe = diffusers.WanPipeline(**{**one.components, "transformer_2": two.transformer}, boundary_ratio=0.8)
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts()
     assert numpy.isfinite(video.calibrate_tea_cache(pipe, **arguments(1, steps=12)).coefficients).all()
 
 

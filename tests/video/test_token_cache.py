@@ -3,7 +3,6 @@
 import itertools
 from types import SimpleNamespace
 
-import diffusers
 import diffusion_loop as loop
 import numpy as np
 import pytest
@@ -242,12 +241,9 @@ def test_a_run_that_starts_further_down():
 
 def test_a_second_expert_starts_anew_and_the_first_is_forgotten():
     """Wan 2.2: nothing crosses from one transformer to the other."""
-    one, arguments = examples.wan_pipeline()
-    two, _ = examples.wan_pipeline(seed=1)
-    pipe = diffusers.WanPipeline(**{**one.components, "transformer_2": two.transformer}, boundary_ratio=0.8)
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts()
     method = video.TokenCache(0.4, 5, **ENDS)
-    with mmaccel.accelerate(one, method) as fast:
+    with mmaccel.accelerate(examples.wan_pipeline()[0], method) as fast:
         fast(**arguments(steps=10))
         alone = fast.report.peak_extra_bytes
     with mmaccel.accelerate(pipe, method) as fast:
@@ -345,10 +341,7 @@ def test_calibrated_shares_are_no_worse_than_uniform_ones(build):
 
 def test_calibration_of_two_experts(monkeypatch):
     """The second has no last step to compare its first with; what was compared is let go behind the run."""
-    one, arguments = examples.wan_pipeline()
-    two, _ = examples.wan_pipeline(seed=1)
-    pipe = diffusers.WanPipeline(**{**one.components, "transformer_2": two.transformer}, boundary_ratio=0.8)
-    pipe.set_progress_bar_config(disable=True)
+    pipe, arguments = loop.two_experts()
     made, recorder = [], share_solver._Recorder
     monkeypatch.setattr(share_solver, "_Recorder", lambda *given: made.append(recorder(*given)) or made[-1])
     method = video.calibrate_token_cache(pipe, **ENDS, **arguments(1, steps=8))
