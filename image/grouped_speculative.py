@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmaccel.decoding import FixedWidth, grouped_ratio
+from mmaccel.decoding import FixedWidth
 from mmaccel.method import Advice, is_count, is_number
 from mmaccel.registry import register
 from mmaccel.session import Session
 
 from .decoding.grid_decoder import GridDecoder
+from .decoding.grouped import grouped_ratio
 from .decoding.layout import Layout
 from .decoding.task import ImageTask, Progress
 from .decoding.window_decoding import decode_window
@@ -33,12 +34,13 @@ class GroupedSpeculative(ImageMethod):
     window
         Tokens per forward pass (default 16, as for Lumina-mGPT and Janus in the paper's code).
     group_size
-        Codes of a cluster; 1 is lossless. Default 15: 7 neighbours on each side.
+        Codes of a cluster; 1 is lossless. Default 15: 7 neighbours on each side, as in the paper's code.
     delta
-        Largest difference in probability to the draft (default 0.15).
+        Largest difference in probability to the draft (default 0.15, as in the paper's runs).
     distance
-        Largest squared distance to the draft in the codebook (default 0.5), None to leave it out. Where a model writes
-        codes with its text head, as Emu3 and GLM-Image do, their input embeddings stand for the codebook.
+        Largest squared distance to the draft in the codebook (default 0.5, as in the paper's runs), None to leave it
+        out. Where a model writes codes with its text head, as Emu3 and GLM-Image do, their input embeddings stand for
+        the codebook.
 
     Notes
     -----

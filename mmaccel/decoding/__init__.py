@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .budget import Budget
 from .drafters.suffix_index import SuffixIndex
-from .grouped import grouped_ratio
 from .loop import Drafter, FixedWidth, Rule, Target, Width, draft_and_verify
 from .matching import Draft, Verdict, match
 from .probability import gumbel, one_hot, sample
@@ -26,7 +25,6 @@ __all__ = [
     "VerifyCost",
     "Width",
     "draft_and_verify",
-    "grouped_ratio",
     "gumbel",
     "match",
     "one_hot",

@@ -46,17 +46,6 @@ def sample(probabilities: Tensor, generator: torch.Generator | None = None) -> T
     return score.argmax(-1)
 
 
-def at(values: Tensor, tokens: Tensor) -> Tensor:
-    """Read `values [..., V]` at `tokens [...]`, giving `[...]`."""
-    return values.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-
-
-def bounded_quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return min(1, numerator / denominator) element by element, 0 where the denominator is 0."""
-    safe = torch.where(denominator > 0, denominator, torch.ones_like(denominator))
-    return torch.where(denominator > 0, (numerator / safe).clamp(max=1.0), torch.zeros_like(safe))
-
-
 def one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
     """Float32 one-hot distributions `[..., V]` of `tokens [...]`.
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .probability import at, bounded_quotient
-
 
 def _window(p: Tensor, tokens: Tensor, half: int) -> tuple[Tensor, Tensor]:
     """Return the ids around each token in descending order of p, and which of them lie inside the ranking.
@@ -43,12 +41,8 @@ def grouped_ratio(
         `[..., V]` target and draft distributions.
     tokens
         `[...]` the drafted tokens x.
-    group_size
-        Size G of the neighbourhood; 50 in the paper's fastest run, 14 (7 on each side) in its code.
-    delta
-        Bound on the difference in probability; 0.15 in the published runs.
-    distance
-        Bound on the squared L2 distance of embeddings; 0.5 in the published runs.
+    group_size, delta, distance
+        As for :class:`mmaccel.image.GroupedSpeculative`.
     embeddings
         `[V, D]` token (codebook) embeddings; None skips the distance test.
 
@@ -66,11 +60,11 @@ def grouped_ratio(
     half = min(group_size // 2, p.shape[-1] - 1)
     ids, keep = _window(p, tokens, half)
     near_p = p.gather(-1, ids)
-    keep = keep & ((near_p - at(p, tokens).unsqueeze(-1)).abs() < delta)
+    keep = keep & ((near_p - near_p[..., half, None]).abs() < delta)
     if embeddings is not None:
         gap = embeddings[ids].float() - embeddings[tokens].float().unsqueeze(-2)
         keep = keep & (gap.square().sum(-1) < distance)
     keep[..., half] = True  # the draft token belongs to its own cluster even when delta is 0
     kept = keep.float()
-    near_q = q.gather(-1, ids)
-    return bounded_quotient((near_p * kept).sum(-1), (near_q * kept).sum(-1))
+    mass_p, mass_q = (near_p * kept).sum(-1), (q.gather(-1, ids) * kept).sum(-1)
+    return torch.where(mass_q > 0, mass_p / mass_q, 0.0).clamp(max=1.0)
