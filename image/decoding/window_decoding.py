@@ -85,12 +85,12 @@ def decode_window(
         Of a lossy method, see :class:`Coupling`.
     """
     window = Window(decoder, coupling, init, acceptance)
-    draft_and_verify(window, window, window, width, decoder.stats)
+    draft_and_verify(window, window, width, decoder.stats)
     return window.tokens[:, : decoder.length]
 
 
 class Window:
-    """The open positions of all rows: drafter, target and rule in one, because unverified drafts live on in it.
+    """The open positions of all rows: drafter and target in one, because unverified drafts live on in it.
 
     Attributes
     ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .budget import Budget
 from .drafters.suffix_index import SuffixIndex
-from .loop import Drafter, FixedWidth, Rule, Target, Width, draft_and_verify
+from .loop import Drafter, FixedWidth, Target, Width, draft_and_verify
 from .matching import Draft, Verdict, match
 from .probability import gumbel, one_hot, sample
 from .row_drafters import TextDrafter
@@ -16,7 +16,6 @@ __all__ = [
     "Draft",
     "Drafter",
     "FixedWidth",
-    "Rule",
     "Stats",
     "SuffixIndex",
     "Target",

@@ -1,4 +1,4 @@
-"""Texts that grow by drafts within `generate`: target of the shared loop, and its rule."""
+"""Texts that grow by drafts within `generate`: target of the shared loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNREAD = 6
 
 
 class GeneratedTexts:
-    """The texts of a batch: target of the loop, and its rule.
+    """The texts of a batch: target of the loop.
 
     Processors and stopping criteria see each committed token of a text once and in order, as in a loop of single steps.
 

@@ -197,9 +197,7 @@ def decode(
         drafters, width = method.drafters(call), method.width(call)
         for drafter, tokens in zip(drafters, _prompts(model, input_ids, model_kwargs), strict=True):
             drafter.begin(tokens)
-        draft_and_verify(
-            RowDrafters(drafters, texts.texts, branches, in_step=not spreads), texts, texts, width, run.stats
-        )
+        draft_and_verify(RowDrafters(drafters, texts.texts, branches, in_step=not spreads), texts, width, run.stats)
     finally:
         texts.close()
     if texts.hidden is not None and texts.hidden.missed:

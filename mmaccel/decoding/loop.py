@@ -1,7 +1,7 @@
 """The draft-and-verify loop that image windows, recognisers and language models share.
 
-Each pass asks a drafter for a draft, runs the target once over it, lets a rule judge the draft by what the target
-says, has the target keep what was accepted, and shows the result to the drafter, the statistics and the budget.
+Each pass asks a drafter for a draft, runs the target once over it, has the target judge the draft by what it says and
+keep what was accepted, and shows the result to the drafter, the statistics and the budget.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ V = TypeVar("V")
 D_in = TypeVar("D_in", contravariant=True)
 D_out = TypeVar("D_out", covariant=True, bound="Sized")
 V_in = TypeVar("V_in", contravariant=True)
-V_out = TypeVar("V_out", covariant=True)
 
 
 class Sized(Protocol):
@@ -53,7 +52,7 @@ class Drafter(Protocol[D_out, V_in]):
         """Learn what became of the draft."""
 
 
-class Target(Protocol[D_in, V_in]):
+class Target(Protocol[D_in, V]):
     """The model that verifies, with its cache."""
 
     @property
@@ -67,18 +66,14 @@ class Target(Protocol[D_in, V_in]):
     def forward(self, draft: D_in) -> torch.Tensor:
         """One pass over the last committed token and the draft: logits or probabilities after each of them."""
 
-    def commit(self, verdict: V_in) -> list[int]:
+    def judge(self, output: torch.Tensor, draft: D_in) -> V:
+        """Decide how much of a draft is kept, and what comes after it."""
+
+    def commit(self, verdict: V) -> list[int]:
         """Keep what was accepted and forget the rest; draft tokens accepted in each sequence that had not ended.
 
         -1 for one that waited for others and got no token.
         """
-
-
-class Rule(Protocol[D_in, V_out]):
-    """What decides how much of a draft is kept, and what comes after it."""
-
-    def judge(self, output: torch.Tensor, draft: D_in) -> V_out:
-        """Judge a draft by the target's output."""
 
 
 class Width(Protocol):
@@ -110,16 +105,14 @@ class FixedWidth:
         pass
 
 
-def draft_and_verify(
-    drafter: Drafter[D, V], target: Target[D, V], rule: Rule[D, V], width: Width, stats: Stats
-) -> None:
+def draft_and_verify(drafter: Drafter[D, V], target: Target[D, V], width: Width, stats: Stats) -> None:
     """Run passes until the target has no room left.
 
     Parameters
     ----------
-    drafter, target, rule
-        The three parts of draft-and-verify decoding (Leviathan et al., 2023; Chen et al., 2023). The output keeps
-        the target's distribution if the rule is exact for the way in which the drafter draws.
+    drafter, target
+        The two parts of draft-and-verify decoding (Leviathan et al., 2023; Chen et al., 2023). The output keeps the
+        target's distribution if the target judges by a rule that is exact for the way in which the drafter draws.
     width
         Says how many tokens a pass verifies. It is shown only lengths of committed runs and their seconds, never
         drafts that are still open, or its choices would be correlated with them and bias the distribution.
@@ -133,7 +126,7 @@ def draft_and_verify(
         drafted = time.perf_counter()
         output = target.forward(draft)
         verified = time.perf_counter()
-        verdict = rule.judge(output, draft)
+        verdict = target.judge(output, draft)
         accepted = target.commit(verdict)
         width.observe(draft.width, [count + 1 for count in accepted], now() - started)
         stats.observe(accepted, draft.size, depth=draft.depth, nodes=draft.nodes)

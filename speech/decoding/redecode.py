@@ -91,7 +91,7 @@ def decode(
     limit = min(limit, adapter.room(prompt))
     guess = RealignedDraft(_until_end(draft, adapter.end_tokens))
     text, stats = _Text(adapter, encoded, prompt, cache, limit, gathering), Stats()
-    draft_and_verify(guess, text, text, FixedWidth(sys.maxsize), stats)
+    draft_and_verify(guess, text, FixedWidth(sys.maxsize), stats)
     return Hypothesis(tuple(text.tokens), stats.forwards, text.ended, text.accepted)
 
 
@@ -122,7 +122,7 @@ class CrossPasses:
 
 
 class _Text:
-    """The text of one piece of audio: target of the loop, and its rule, which chooses greedily.
+    """The text of one piece of audio: target of the loop, which chooses greedily.
 
     It does without `generate`, whose preparation costs as much as a pass where a stream decodes anew every moment, and
     keeps the cross-attention of earlier calls.

@@ -194,7 +194,7 @@ class Guess:
 
 def run(model, shape, length, width, draw, crops=True):
     toy, stats = Toy(model, length, draw, crops), Stats()
-    draft_and_verify(Guess(shape), toy, toy, FixedWidth(width), stats)
+    draft_and_verify(Guess(shape), toy, FixedWidth(width), stats)
     assert stats.emitted == len(toy.text) == length and stats.rounds == stats.forwards <= length
     return toy.text
 
@@ -218,7 +218,7 @@ def test_mutant_rejected_drafts_left_in_the_cache():
 def test_statistics_of_the_loop():
     toy, stats, guess = Toy(None, 7, None), Stats(), Guess(((0, 0, 0), (-1, 0, 1)))
     toy.judge = lambda output, draft: match(draft, lambda node: (0, False))
-    draft_and_verify(guess, toy, toy, FixedWidth(4), stats)
+    draft_and_verify(guess, toy, FixedWidth(4), stats)
     assert toy.text == (0,) * 7 and stats.rounds == 2
     assert stats.drafted == 3 + 2 and stats.acceptance == [1.0] * 3 and stats.emitted == 7
     assert set(stats.seconds) == {"draft", "verify", "other"}
@@ -227,7 +227,7 @@ def test_statistics_of_the_loop():
 def test_statistics_of_a_tree_go_as_deep_as_its_longest_path():
     toy, stats, guess = Toy(None, 3, None), Stats(), Guess(((0, 1, 0), (-1, -1, 0)))
     toy.judge = lambda output, draft: match(draft, lambda node: (0, False))
-    draft_and_verify(guess, toy, toy, FixedWidth(4), stats)
+    draft_and_verify(guess, toy, FixedWidth(4), stats)
     assert stats.drafted == 2 and stats.acceptance == [1.0], "of three places, two nodes side by side"
 
 
@@ -249,7 +249,7 @@ def test_seconds_of_the_loop_by_what_they_were_spent_on(monkeypatch):
     toy.judge = spends(100, lambda output, draft: match(draft, lambda node: (0, False)))
     guess.propose, guess.observe = spends(1, guess.propose), spends(10_000, guess.observe)
     width.observe = lambda *seen: passes.append(seen)
-    draft_and_verify(guess, toy, toy, width, stats)
+    draft_and_verify(guess, toy, width, stats)
     assert stats.seconds == {"draft": 2, "verify": 20, "other": 2 * 11_100}
     assert passes == [(4, [4], 1111), (3, [3], 1111)]
 
