@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 
@@ -56,6 +57,14 @@ class MemoryLimitError(MmaccelError, MemoryError):
 
 class MissingExtraError(MmaccelError, ImportError):
     """An optional package is missing; the error gives the line that installs it."""
+
+
+def required(module: str, lacking: str) -> Any:
+    """An optional module; where it cannot be imported, a :class:`MissingExtraError` that says what is `lacking`."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(lacking) from error
 
 
 class StreamFinishedError(MmaccelError, RuntimeError):

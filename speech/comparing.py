@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
-from mmaccel.errors import AudioError, MissingExtraError, SettingError
+from mmaccel.errors import AudioError, SettingError, required
 from mmaccel.linears.packed import has_twin
 from mmaccel.report import Report
 from mmaccel.session import Session
@@ -86,7 +86,7 @@ class RecognizerTrial(BaseTrial):
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
         super().__init__(adapter, dict(inputs), processor)
         assert isinstance(adapter, SpeechAdapter)
-        _need_jiwer()
+        required("jiwer", 'counting word errors needs jiwer: pip install "mmaccel[metrics]"')
         if processor is None:
             raise SettingError("processor= is missing, and tokens cannot become words without it: pass the model's own")
         self.recogniser, adapter.processor = adapter, processor
@@ -279,10 +279,3 @@ def _total(reports: list[Report]) -> Report:
         reason = next((text for report in idle for text in report.warnings), "it did not engage")
         total.warnings.append(reason if len(reports) == 1 else f"in {len(idle)} of {len(reports)} calls {reason}")
     return total
-
-
-def _need_jiwer() -> None:
-    try:
-        import jiwer  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError('counting word errors needs jiwer: pip install "mmaccel[metrics]"') from error

@@ -11,7 +11,7 @@ import torch
 from diffusers.utils.outputs import BaseOutput
 from PIL import Image
 
-from mmaccel.errors import MissingExtraError, SettingError
+from mmaccel.errors import SettingError, required
 from mmaccel.files.clips import Clip
 from mmaccel.stepping.tensors import tensors
 
@@ -87,12 +87,8 @@ def psnr(reference: Clip, clip: Clip) -> float:
 
 def ssim(reference: Clip, clip: Clip) -> float:
     """Structural similarity (Wang and others, 2004), the mean over frames."""
-    try:
-        from torchmetrics.functional.image import structural_similarity_index_measure
-    except ImportError as error:
-        raise MissingExtraError('SSIM needs torchmetrics: pip install "mmaccel[metrics]"') from error
-    found: Any = structural_similarity_index_measure(pixels(clip), pixels(reference), data_range=1.0)
-    return float(found)
+    metrics = required("torchmetrics.functional.image", 'SSIM needs torchmetrics: pip install "mmaccel[metrics]"')
+    return float(metrics.structural_similarity_index_measure(pixels(clip), pixels(reference), data_range=1.0))
 
 
 def distance(reference: Clip, clip: Clip) -> str:

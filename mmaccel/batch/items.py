@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingExtraError, SettingError, shown
+from ..errors import SettingError, required, shown
 from .batching import Batching
 
 TEXT = ".txt"  # of a folder's files, where a kind takes texts
@@ -184,15 +184,14 @@ def _of_jsonl(path: Path) -> Iterator[Any]:
 
 
 def _of_parquet(path: Path) -> Iterator[Any]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise MissingExtraError("reading .parquet needs pyarrow: pip install pyarrow") from error
+    pyarrow = required("pyarrow", "reading .parquet needs pyarrow: pip install pyarrow")
+    from pyarrow import parquet
+
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(1000):
                 yield from batch.to_pylist()
-    except (ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise SettingError(f"{path} is no parquet file that can be read: {error}") from error
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import MissingExtraError, SettingError
+from ..errors import SettingError, required
 
 HERE = "local"  # as Ray calls a cluster of this machine alone
 FOUND = ("auto", HERE)  # addresses that are none
@@ -64,11 +64,7 @@ def module() -> Any:
     """The module `ray`; raises a `MissingExtraError` if it is not installed."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError('--ray needs Ray: pip install "mmaccel[ray]"') from error
-    return ray
+    return required("ray", '--ray needs Ray: pip install "mmaccel[ray]"')
 
 
 def _check(address: str) -> None:

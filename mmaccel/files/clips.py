@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..errors import MissingExtraError, SettingError
+from ..errors import SettingError, required
 from . import pictures
 from .endings import CLIPS
 from .pictures import enlarged, sheet
@@ -84,8 +84,4 @@ def _save_mp4(clip: Clip, path: Path, rate: float) -> None:
 
 
 def _av() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise MissingExtraError('writing .mp4 needs PyAV: pip install "mmaccel[video]" (.gif needs nothing)') from error
-    return av
+    return required("av", 'writing .mp4 needs PyAV: pip install "mmaccel[video]" (.gif needs nothing)')

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmaccel.errors import AudioError, MissingExtraError, SettingError
+from mmaccel.errors import AudioError, SettingError, required
 from mmaccel.method import is_count, plain_number
 
 from .audio_file import AudioFile
@@ -189,7 +189,10 @@ class Resampler:
 
     def __init__(self, rate: float) -> None:
         self.rate = rate = _checked_rate(rate)
-        self._inner = None if rate == RATE else _soxr().ResampleStream(rate, RATE, 1, "float32", "HQ")
+        self._inner: Any = None
+        if rate != RATE:
+            soxr = required("soxr", 'other rates than 16,000 need soxr: pip install "mmaccel[speech]"')
+            self._inner = soxr.ResampleStream(rate, RATE, 1, "float32", "HQ")
 
     def push(self, samples: torch.Tensor) -> torch.Tensor:
         """Push samples `[n]` at `rate`; returns the float32 samples `[m]` at 16,000 per second that are complete."""
@@ -201,14 +204,6 @@ class Resampler:
         """The samples held back until now, `[m]`; nothing follows."""
         held = np.empty(0, np.float32)
         return torch.from_numpy(held if self._inner is None else self._inner.resample_chunk(held, last=True))
-
-
-def _soxr() -> Any:
-    try:
-        import soxr
-    except ImportError as error:
-        raise MissingExtraError('other rates than 16,000 need soxr: pip install "mmaccel[speech]"') from error
-    return soxr
 
 
 def read_audio(path: str | PathLike[str], *, skip_damaged: bool = False) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mmaccel.errors import AudioError, MissingExtraError
+from mmaccel.errors import AudioError, required
 
 # in full, since the demo's decoder runs this file by itself
 from mmaccel.speech.audio.wav_header import check_wav, read_wav_header
@@ -34,11 +34,8 @@ class AudioFile:
     """
 
     def __init__(self, file: Path, skip_damaged: bool = False, options: dict[str, str] | None = None) -> None:
-        try:
-            import av
-        except ImportError as error:
-            raise MissingExtraError('reading audio files needs PyAV: pip install "mmaccel[speech]"') from error
-        self.av, self.file, self.skip_damaged, self.options = av, file, skip_damaged, options or {}
+        self.av = required("av", 'reading audio files needs PyAV: pip install "mmaccel[speech]"')
+        self.file, self.skip_damaged, self.options = file, skip_damaged, options or {}
         self.seconds = 0.0
         self._mixer: Any = None
         self._mixes: tuple[Any, ...] = ()  # the kind of frame that it is for

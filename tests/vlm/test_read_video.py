@@ -1,6 +1,5 @@
 """Frames of video files: which, at what time, from any reader, and what is said of files that cannot be read."""
 
-import builtins
 import importlib.util
 import itertools
 import re
@@ -514,14 +513,7 @@ def test_memory_and_missing_packages(clip, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("av", "decord") else found(name))
     with pytest.raises(MissingExtraError, match=r'pip install "mmaccel\[video\]"'):
         vlm.read_video(clip, 3)
-    real = builtins.__import__
-
-    def no_av(name, *args, **kwargs):
-        if name == "av":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_av)
+    monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingExtraError, match="backend='av' needs av"):
         vlm.read_video(clip, 3, backend="av")
 

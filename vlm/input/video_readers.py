@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from mmaccel.errors import MissingExtraError, VideoFileError
+from mmaccel.errors import VideoFileError, required
 from mmaccel.files.pictures import on_white
 
 WHOLE = 0.98  # share of the frames that the header promises: some headers are off by a few
@@ -293,7 +293,4 @@ def _upright(frame: Any) -> np.ndarray:
 
 
 def _import(module: str, package: str) -> Any:
-    try:
-        return __import__(module)
-    except ImportError as error:
-        raise MissingExtraError(f'backend={module!r} needs {package}: pip install "mmaccel[video]"') from error
+    return required(module, f'backend={module!r} needs {package}: pip install "mmaccel[video]"')
