@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mmaccel import private
+from mmaccel.cache import RollbackCache
 from mmaccel.decoding import Stats, one_hot, sample
 from mmaccel.masks import additive
 
@@ -40,7 +41,7 @@ class GridDecoder:
         self.margin, self.codes = margin, task.codes
         self.tokens = torch.zeros(0, dtype=torch.long)  # the result, once a loop has run
         self.vocabulary = task.codes + task.specials
-        self.cache = task.cache(task.prompt_length + self.length + margin)
+        self.cache = RollbackCache(task.model.config, task.prompt_length + self.length + margin)
         self.stats = Stats()
         self.extra_bytes = 0
         # Positions behind the picture are forced too, so that a window needs no special case at the end.

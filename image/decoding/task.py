@@ -120,9 +120,6 @@ class ImageTask(ABC):
         """
         return gumbel((self.batch, self.codes), generator, self.device)
 
-    def cache(self, capacity: int) -> RollbackCache:
-        return RollbackCache(self.model.config, capacity)
-
 
 Progress = Callable[[int, int], None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .checks import check_indices, has_values, require
+from .checks import check_distributions, check_indices, has_values, require
 from .library import define
 
 
@@ -45,7 +45,7 @@ def accept_length(p: torch.Tensor, q: torch.Tensor, tok: torch.Tensor, u: torch.
     >>> accept_length(p, q, torch.tensor([[0, 0]]), torch.tensor([[0.9, 0.1]])).tolist()
     [1]
     """
-    _check_distributions(p, q)
+    check_distributions(p, q)
     check_indices("tok", tok, q.device, 2)
     require(tok.shape == q.shape[:2], "tok", f"{list(q.shape[:2])}", tok)
     require(u.shape == q.shape[:2] and u.is_floating_point(), "u", f"floating {list(q.shape[:2])}", u)
@@ -55,11 +55,3 @@ def accept_length(p: torch.Tensor, q: torch.Tensor, tok: torch.Tensor, u: torch.
         require(low >= 0 and high < q.shape[2], "tok", f"between 0 and {q.shape[2] - 1}", tok)
     result: torch.Tensor = _op(p, q, tok, u)
     return result
-
-
-def _check_distributions(p: torch.Tensor, q: torch.Tensor) -> None:
-    require(q.ndim == 3 and q.is_floating_point(), "q", "floating [B, K, V]", q)
-    count = q.shape[1]
-    shapes = ((q.shape[0], count, q.shape[2]), (q.shape[0], count + 1, q.shape[2]))
-    require(tuple(p.shape) in shapes and p.is_floating_point(), "p", f"floating {' or '.join(map(str, shapes))}", p)
-    require(p.device == q.device, "p", f"on {q.device}, as q is", p)

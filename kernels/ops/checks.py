@@ -50,3 +50,12 @@ def check_indices(name: str, tensor: torch.Tensor, device: torch.device, ndim: i
 def has_values(tensor: torch.Tensor) -> bool:
     """Whether values may be read: on a GPU that stalls the stream, and while a graph is made there are none."""
     return tensor.is_cpu and not torch.compiler.is_compiling() and private.is_plain(tensor)
+
+
+def check_distributions(p: torch.Tensor, q: torch.Tensor) -> None:
+    """`p [B, K, V]` or `[B, K + 1, V]` against `q [B, K, V]`, probabilities of a model and of its drafts."""
+    require(q.ndim == 3 and q.is_floating_point(), "q", "floating [B, K, V]", q)
+    count = q.shape[1]
+    shapes = ((q.shape[0], count, q.shape[2]), (q.shape[0], count + 1, q.shape[2]))
+    require(tuple(p.shape) in shapes and p.is_floating_point(), "p", f"floating {' or '.join(map(str, shapes))}", p)
+    require(p.device == q.device, "p", f"on {q.device}, as q is", p)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .accept_length import _check_distributions
-from .checks import check_indices, has_values, require
+from .checks import check_distributions, check_indices, has_values, require
 from .library import define
 
 
@@ -51,7 +50,7 @@ def residual_sample(p: torch.Tensor, q: torch.Tensor, n: torch.Tensor, seed: int
     >>> residual_sample(p, q, torch.tensor([0]), seed=0).tolist()
     [1]
     """
-    _check_distributions(p, q)
+    check_distributions(p, q)
     check_indices("n", n, q.device, 1)
     require(n.shape[0] == q.shape[0], "n", f"[{q.shape[0]}]", n)
     require(0 <= seed < 2**63, "seed", "between 0 and 2**63 - 1", seed)

@@ -11,6 +11,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def _model_rows(
     for policy in POLICIES:
         label = type(policy).__name__
         told = streamed(played[label], recognizers[label])
-        yield stream_row(name, label, recordings, played[label], baseline, _settings(policy), **told)
+        yield stream_row(name, label, recordings, played[label], baseline, asdict(policy), **told)
     yield from _draft_rows(name, recognizers, played)
     longest = max((recording.samples for recording in recordings), key=len)
     yield growing_row(name, adapter, longest[: SEGMENT * RATE])
@@ -230,10 +231,6 @@ def moonshine_voice_row(recordings: list[Recording]) -> dict[str, Any]:
     return stream_row(
         "moonshine-tiny", f"moonshine-voice {module.__version__}", recordings, played, baseline, {}, **more
     )
-
-
-def _settings(policy: Any) -> dict[str, Any]:
-    return {name: getattr(policy, name) for name in policy.__dataclass_fields__}
 
 
 def _groups(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

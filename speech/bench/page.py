@@ -101,17 +101,14 @@ def tables(rows: list[Row]) -> dict[str, str]:
     for name, (heading, text, table) in TABLES.items():
         group = [r for r in rows if r["table"] == name]
         if group:
-            settings = {key: f"{value:.3g}" for r in group for key, value in r["settings"].items() if _is_number(value)}
-            sections[heading] = f"{text.format_map(settings).strip()}\n\n{table(group)}"
+            settings = (item for row in group for item in row["settings"].items())
+            numbers = {key: f"{value:.3g}" for key, value in settings if isinstance(value, int | float)}
+            sections[heading] = f"{text.format_map(numbers).strip()}\n\n{table(group)}"
         if name == "streams" and group:
             sections["Each recording"] = f"{EACH.strip()}\n\n{each_recording(group)}"
         if name == "streams" and any("stats" in r for r in group):
             sections["As the streams count"] = f"{OWN.strip()}\n\n{own(group)}"
     return sections
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 def _table(headings: tuple[str, ...], line: Callable[[Row], list[str]]) -> Callable[[list[Row]], str]:
