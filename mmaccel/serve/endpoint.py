@@ -207,6 +207,13 @@ class Fields:
             raise SettingError(f"{name}={shown(value)}: it must be true or false")
         return value
 
+    def said(self, name: str) -> bool:
+        """Whether something is asked for, where fields are texts; programs in Python write False for false."""
+        text = str(self.take(name, "false"))
+        if text.lower() not in ("true", "false"):
+            raise SettingError(f"{name}={shown(text)}: it must be true or false")
+        return text.lower() == "true"
+
     def whole(self, name: str, low: int, high: int, default: Any = None) -> Any:
         """A whole number."""
         value = self.take(name, default)

@@ -58,7 +58,7 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     fields = Fields(query)
     rate, channels = whole(fields, "sample_rate", 16_000, RATES[1]), whole(fields, "channels", 1, 8)
     silence = _silence(fields.take("endpointing", "false"))
-    has_partials = _flag(fields, "interim_results")
+    has_partials = fields.said("interim_results")
     check_raw(fields)
     fields.only("model", None, name)
     language = fields.take("language")
@@ -66,7 +66,7 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     for ignored in (*IGNORED, *UNSENT):
         fields.take(ignored)
     for unable in UNABLE:
-        if _flag(fields, unable):
+        if fields.said(unable):
             raise SettingError(f"{unable}='true': this server takes 'false' only")
     fields.end()
     listens = recognizer.told(language, silence=silence)
@@ -95,14 +95,6 @@ def _number(name: str, text: str, most: int) -> int:
     if not text.isdecimal() or len(text) > len(str(most)) or int(text) > most:
         raise SettingError(f"{name}={shown(text)}: give a whole number of at most {most}")
     return int(text)
-
-
-def _flag(fields: Fields, name: str) -> bool:
-    """Whether the address asks for something; programs in Python write False for false."""
-    text = fields.take(name, "false")
-    if text.lower() not in ("true", "false"):
-        raise SettingError(f"{name}={shown(text)}: it must be true or false")
-    return bool(text.lower() == "true")
 
 
 def _silence(endpointing: str) -> float | None:

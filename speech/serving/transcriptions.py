@@ -30,7 +30,7 @@ from . import deepgram, flux, realtime
 from .session_settings import PROMPT
 
 HOLDS = ("json", "text", "srt", "vtt", "verbose_json")
-TEXTS = {"response_format": "json", "language": "", "prompt": "", "stream": "false"}  # fields, and what they are else
+TEXTS = {"response_format": "json", "language": "", "prompt": ""}  # fields, and what they are else
 GRANULARITIES = ("segment", "word")
 # What OpenAI's segments have too: clients compare some of these with bounds, which let these values pass.
 UNMEASURED = {"avg_logprob": 0.0, "no_speech_prob": 0.0, "temperature": 0.0, "seek": 0}
@@ -77,6 +77,7 @@ class TranscriptionEndpoint(Endpoint[TranscriptionRequest]):
             raise SettingError("file is missing: send a recording, such as talk.wav, as multipart/form-data")
         given, times = fields.take("file"), fields.take("timestamp_granularities", [])
         texts = {name: fields.take(name, default) for name, default in TEXTS.items()}
+        streams = fields.said("stream")
         fields.only("temperature", "0", "0.0")
         fields.only("chunking_strategy", "auto")
         fields.end()
@@ -87,11 +88,8 @@ class TranscriptionEndpoint(Endpoint[TranscriptionRequest]):
         times = times if isinstance(times, list) else [times]
         if unknown := [one for one in times if one not in GRANULARITIES]:
             raise SettingError(f"timestamp_granularities={shown(unknown[0])}: give {' or '.join(GRANULARITIES)}")
-        if texts["stream"].lower() not in ("true", "false"):
-            raise SettingError(f"stream={shown(texts['stream'])}: it must be true or false")
         if form not in HOLDS:
             raise SettingError(f"response_format={form!r}: give one of {', '.join(HOLDS)}")
-        streams = texts["stream"].lower() == "true"
         _check_used(form, times, streams)
         if len(prompt) > PROMPT:
             raise SettingError(f"prompt has {len(prompt)} characters: shorten it to {PROMPT} or fewer")
