@@ -15,7 +15,7 @@ from ..caches.interval_cache import IntervalCache
 from ..caches.kept import NOT_REACHED
 from ..caches.prefix_cache import PrefixCache
 from ..decoder import BlockDecoder
-from ..method import CanvasMethod
+from ..method import MASKS, CanvasMethod
 from .adapter import CanvasAdapter
 
 KEEPS_TEXT = (PrefixCache, IntervalCache)  # caches of what stands before a block
@@ -26,7 +26,7 @@ class BlockPipelineAdapter(CanvasAdapter[BlockDecoder]):
     """A `LLaDA2Pipeline` with any model of its contract."""
 
     follows = BlockDecoder
-    family = "block diffusion"
+    family = MASKS
     classes: ClassVar[tuple[str, ...]] = ("LLaDA2Pipeline",)
 
     @property

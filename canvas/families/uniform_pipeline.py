@@ -8,7 +8,7 @@ from mmaccel.adapter import register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
 
-from ..method import CommitRule
+from ..method import NOISE, CommitRule
 from ..uniform_decoder import UniformDecoder
 from .adapter import CanvasAdapter
 
@@ -18,7 +18,7 @@ class UniformPipelineAdapter(CanvasAdapter[UniformDecoder]):
     """A `DiffusionGemmaPipeline` with any of its schedulers."""
 
     follows = UniformDecoder
-    family = "uniform block diffusion"
+    family = NOISE
     classes: ClassVar[tuple[str, ...]] = ("DiffusionGemmaPipeline", "DiffusionGemmaForBlockDiffusion")
     advice = (
         "it begins with random tokens where this method needs masks; canvas.FreeDave, canvas.EntropyBound and"
