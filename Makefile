@@ -5,7 +5,7 @@ BIN := .venv/Scripts
 else
 BIN := .venv/bin
 endif
-LIBRARY := .venv/library
+USABLE := .venv/usable
 INSTALLED := .venv/installed
 
 .PHONY: run test types bench docs clean help
@@ -13,7 +13,7 @@ INSTALLED := .venv/installed
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-run: $(LIBRARY) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
+run: $(USABLE) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
 	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
 
 # One thread for each process, as several run at once, and nothing from the network.
@@ -37,10 +37,10 @@ docs: $(INSTALLED) ## build the documentation site into site/index.html
 clean: ## remove the environment and everything built
 	rm -rf .venv build dist site *.egg-info
 
-# The library alone runs; all else needs what developers need.
-$(LIBRARY): PROJECT := .
+# Users need the extras, which commands of the README ask for; developers more.
+$(USABLE): PROJECT := .[all]
 $(INSTALLED): PROJECT := .[dev]
-$(LIBRARY) $(INSTALLED): pyproject.toml constraints.txt
+$(USABLE) $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt -e "$(PROJECT)"
 	@touch $@
