@@ -15,6 +15,7 @@ from mmaccel.session import Session
 from mmaccel.stepping.tensors import count_bytes
 
 from .caches.kept_prefix import KeptPrefix
+from .caches.kept_window import KeptWindow
 from .families.following import Follower
 from .method import SAMPLED, Block, CanvasMethod, CommitRule, are_changed
 from .outlooks.outlook import Outlook, Seen
@@ -48,11 +49,12 @@ class BlockDecoder(Follower):
         adapter: BlockPipelineAdapter = session.adapter
         self.adapter, self.exact = adapter, session.report.exact
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
-        self.unsampled = [f"{m.name} {SAMPLED}" for m in methods if m.needs_greedy]
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
         self.verifier = Verifier(dave.drafts, self._pass, self._is_over) if dave else None
-        keepers = (m.keeper(adapter.reads_causally, lambda: self.mask) for m in methods)
+        keepers = [m.keeper(adapter.reads_causally, lambda: self.mask) for m in methods]
         self.prefix = next((keeper for keeper in keepers if keeper is not None), None)
+        windows = [m for m, keeper in zip(methods, keepers, strict=True) if isinstance(keeper, KeptWindow)]
+        self.unsampled = [f"{m.name} {SAMPLED}" for m in (*self.outlooks, *windows)]
         self.mask = adapter.target.mask_token_id
         self._looks = self.scheduler.check_eos_finished
         self._forget()
@@ -149,7 +151,7 @@ class BlockDecoder(Follower):
         original, own, kwargs = self.call
         kwargs = {name: _repeated(value, len(ids)) for name, value in kwargs.items()}
         self.passes += 1
-        if self.prefix is None or (self.samples and not isinstance(self.prefix, KeptPrefix)):
+        if self.prefix is None or (self.samples and isinstance(self.prefix, KeptWindow)):
             self.computed += 1
             return original(ids, **kwargs).logits
         logits, share = self.prefix.compute(original, ids, len(own), self.length, kwargs)

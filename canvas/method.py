@@ -79,7 +79,7 @@ class Block:
         return self.masked & (falling.argsort(1) < counts[:, None])
 
 
-# Times logits: as unsure as can be, of the same tokens. A power of two rounds no two of them together.
+# Times logits: as unsure as can be, of the same tokens. A power of two rounds no two together in bfloat16 and float32.
 UNSURE = 2.0**-13
 SAMPLED = "ran plainly: it needs greedy decoding, and temperature is above 0"
 MASKS, NOISE = "block diffusion", "uniform block diffusion"  # families whose canvases begin as masks, or at random
@@ -96,16 +96,9 @@ with mmaccel.accelerate(pipe, {method}) as fast:
 
 
 class CanvasMethod(Method[Session]):
-    """A method for pipelines that fill canvases.
-
-    Class attributes
-    ----------------
-    needs_greedy
-        Whether it leaves runs alone in which tokens are drawn at random.
-    """
+    """A method for pipelines that fill canvases."""
 
     families: ClassVar[frozenset[str] | None] = frozenset({MASKS})
-    needs_greedy: ClassVar[bool] = False
 
     @property
     def is_neutral(self) -> bool:

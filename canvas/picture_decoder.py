@@ -63,7 +63,7 @@ class PictureDecoder(Follower):
         report.engaged = bool(self.changed or self.computed < self.steps)
         if not report.engaged:
             report.warnings.append("no step was changed: all went as the pipeline's own schedule has it")
-        elif self.rule is not None and self.rule.replaces and self.passes >= self.steps:
+        elif self.rule is not None and self.rule.replaces and self.passes >= self.steps > 1:
             report.warnings.append(
                 f"{self.rule.name} takes all {self.steps} steps of this call and spares no pass: give it fewer, such as"
                 f" {self.steps // 2}"

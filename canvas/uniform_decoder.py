@@ -17,6 +17,8 @@ from .method import Block, CanvasMethod, CommitRule
 from .verifiers.free_dave import FreeDave
 from .verifiers.lookahead import Lookahead
 
+FOLLOWED = {"decoder_input_ids", "self_conditioning_logits"}  # what the pipeline gives each pass, by name
+
 
 class UniformDecoder(Follower):
     """Computes passes ahead, and one alone of a canvas that no step changes any more.
@@ -59,7 +61,7 @@ class UniformDecoder(Follower):
             report.warnings.append("no pass was saved: each canvas took the pipeline's own steps")
 
     def _forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if "decoder_input_ids" not in kwargs:
+        if args or not kwargs.keys() >= FOLLOWED:  # a pass of somebody else than the pipeline
             return original(*args, **kwargs)
         canvas = kwargs["decoder_input_ids"]
         if kwargs["self_conditioning_logits"] is None:  # a canvas begins

@@ -50,7 +50,6 @@ class WindowDiffusion(CanvasMethod):
 
     paper: ClassVar[str] = "Window-Diffusion: windowed token pruning and caching for diffusion language models, 2026"
     role: ClassVar[str] = "canvas cache"
-    needs_greedy: ClassVar[bool] = True
     excludes: ClassVar[frozenset[str]] = frozenset({"canvas.FreeDave"})
     neutral: ClassVar[dict[str, Any]] = {"refresh": 1}
     engaging: ClassVar[dict[str, Any]] = {"window": 2, "seen": 4}

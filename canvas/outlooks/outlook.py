@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -43,8 +43,6 @@ class Outlook(CanvasMethod):
     A function of the block alone, so that a step can be foreseen. It needs greedy decoding: draws follow how sure the
     model seems, and a schedule may commit what should wait.
     """
-
-    needs_greedy: ClassVar[bool] = True
 
     @abstractmethod
     def adjust(self, seen: Seen) -> torch.Tensor:

@@ -99,7 +99,7 @@ def _obstacle(device: torch.device) -> str | None:
         from triton.runtime import driver
 
         driver.active.get_current_target()  # compiles a C extension, with the machine's compiler and Python's headers
-    except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
+    except (RuntimeError, OSError, ImportError, AssertionError, subprocess.CalledProcessError) as error:
         return str(error).partition("\n")[0] or type(error).__name__
     return None
 

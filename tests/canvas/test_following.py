@@ -134,6 +134,23 @@ def test_direct_calls_of_a_model_of_random_tokens_are_its_own(before):
     assert type(found) is type(plain) and torch.equal(found.logits, plain.logits)
 
 
+@pytest.mark.parametrize("given", ("by name", "by position", "half"))
+@torch.no_grad()
+def test_a_pass_with_a_prompt_that_is_made_by_hand_reads_it(given):
+    """The pipeline's own passes give the prompt's keys; one between its steps gives what the user says."""
+    pipe, _ = uniform()
+    ids, tokens = torch.arange(8, 15)[None], torch.arange(20, 20 + CANVAS)[None]
+    plain = pipe.model(ids, decoder_input_ids=tokens).logits
+    ways = {
+        "by name": lambda: pipe.model(input_ids=ids, decoder_input_ids=tokens, self_conditioning_logits=None),
+        "by position": lambda: pipe.model(ids, None, None, None, tokens),
+        "half": lambda: pipe.model(ids, decoder_input_ids=tokens, self_conditioning_logits=None),
+    }
+    with mmaccel.accelerate(pipe, canvas.FreeDave()):
+        pipe.scheduler.set_timesteps(8)
+        assert torch.equal(ways[given]().logits, plain)
+
+
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("method", PICTURES, ids=str)
 @torch.no_grad()

@@ -293,6 +293,7 @@ OBSTACLES = {
     "compiler": (RuntimeError("Failed to find C compiler.\nPlease specify one"), "Failed to find C compiler."),
     "headers": (subprocess.CalledProcessError(1, ["gcc", "main.c"]), "Command '['gcc', 'main.c']' returned non-zero"),
     "cache": (PermissionError(13, "Permission denied", "/.triton"), "[Errno 13] Permission denied: '/.triton'"),
+    "driver": (AssertionError("libcuda.so cannot found!\nPossible files are"), "libcuda.so cannot found!"),
     "unsaid": (ImportError(), "ImportError"),
 }
 

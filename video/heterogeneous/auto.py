@@ -222,7 +222,7 @@ class _Curve:
             generator.set_state(state)
 
     def measure(self, method: Auto) -> None:
-        torch.empty(0, device=execution_device(self.session.target))  # started, so that its random state is put back
+        torch.empty(1, device=execution_device(self.session.target))  # in use, so that its random state is put back
         self._run()  # the first call of a process is slower
         reference, self.plain_seconds = self._run()
         self.reference = as_tensor(reference)
