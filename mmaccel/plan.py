@@ -22,7 +22,7 @@ from .files.foreign_json import check_plain, read_json
 from .files.output import replacing
 from .method import Method
 from .presets import NAMES, Preset, absent_of, presets_of
-from .registry import is_saved, saved_method
+from .registry import is_name, is_saved, saved_method
 from .tuning.curve import describe, is_point
 from .version import versions
 
@@ -248,16 +248,18 @@ def _flatten(methods: tuple[Method | Plan, ...], adapter: Adapter) -> Any:
         elif isinstance(item, type) and issubclass(item, Method):
             raise UsageError(f"{item.__name__} is a class: write {item.__name__}()")
         else:
-            raise no_method(item)
+            raise _no_method(item)
 
 
-def no_method(item: Any) -> UsageError:
+def _no_method(item: Any) -> UsageError:
     """The error for anything else in place of a method."""
     advice = "`mmaccel methods` lists them"
     if isinstance(item, str) and item in NAMES:
         advice = f"write preset={item!r}"
-    elif isinstance(item, str):
+    elif isinstance(item, str) and is_name(item):
         advice = f"write mmaccel.get_method({item!r})()"
+    elif isinstance(item, str):
+        advice += ", and what a call takes is given by name, as in prompt=..."
     elif isinstance(item, dict):
         advice = "mmaccel.get_method(name).from_settings(settings) makes one"
     elif isinstance(item, list | tuple):

@@ -72,12 +72,21 @@ def get_method(name: str) -> type[Method]:
     >>> get_method("EasyCache") is get_method("image.EasyCache") is get_method("video.EasyCache")
     True
     """
+    found = _found(name)
+    if found is None:
+        raise unknown_name("method", name, methods())
+    return found
+
+
+def is_name(name: str) -> bool:
+    """Whether a method has this name, as :func:`get_method` takes them."""
+    return _found(name) is not None
+
+
+def _found(name: str) -> type[Method] | None:
     table = methods()
     short = {full.split(".")[1]: cls for full, cls in table.items()}
-    found = table.get(name) or short.get(name) or _shared(name)
-    if found is None:
-        raise unknown_name("method", name, table)
-    return found
+    return table.get(name) or short.get(name) or _shared(name)
 
 
 def _shared(name: str) -> type[Method] | None:

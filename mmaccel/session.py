@@ -251,7 +251,7 @@ class Session(AcceleratedTarget, Generic[A]):
                 method.prepare(self, args, kwargs)
             with self.run():
                 if self._removed:
-                    self.report.warn("the session was removed: the run was a plain one")
+                    self.report.warn("the session was removed: the run was without its methods")
                 return self.target(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -16,8 +16,8 @@ from .trial import BaseTrial, Workload
 
 PLAIN = "plain"
 ROUNDED = (
-    "another output than the plain one: in {} passes over more tokens at a time round otherwise, load it in float32 to"
-    " see that it is exact"
+    "it claims to be exact, but gave another output: in {} that can be rounding, as passes over several tokens round"
+    " otherwise; load it in float32 to see whether it is"
 )
 Measured = tuple[list["Sample"], dict[int, dict[str, Any]], dict[int, bool], tuple[int, Any, Any] | None]
 

@@ -218,7 +218,7 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[torch.Gene
 
 @contextmanager
 def counted(model: Any) -> Iterator[list[int]]:
-    """As many numbers as the model makes passes inside this block."""
+    """A list that grows by one entry with each pass that the model makes inside this block."""
     passes = list[int]()
     with model.register_forward_pre_hook(lambda *_: passes.append(1)):
         yield passes

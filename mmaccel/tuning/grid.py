@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..errors import SettingError
+from ..errors import SettingError, UsageError, shown
 from ..method import Method, plain_number
-from ..plan import no_method, plan
+from ..plan import plan
 
 Grid = Mapping[str, Iterable[Any]] | Iterable[Method]
 
@@ -49,7 +49,7 @@ def settings_of(target: Any, method: Method | type[Method], grid: Grid | None) -
     """
     base = method() if isinstance(method, type) else method
     if not isinstance(base, Method):
-        raise no_method(method)
+        raise UsageError(f"{shown(method)} is not a method: give one, and others by grid=[...]")
     if grid is None:
         return _fitting(target, base, *_default(base))
     if isinstance(grid, Mapping):

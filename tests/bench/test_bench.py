@@ -290,8 +290,9 @@ def test_every_committed_page_is_that_of_its_rows(name):
     assert (FOLDER / f"{name}.md").read_text() == made, "run `python -m mmaccel.demos.pages.benchmark_pages`"
 
 
-@pytest.mark.parametrize("path", sorted((FOLDER / "long").glob("*.md")), ids=lambda path: path.stem)
-def test_every_committed_page_of_hours_is_that_of_its_rows(path):
+@pytest.mark.parametrize("rows", sorted((FOLDER / "long").glob("*.json")), ids=lambda rows: rows.stem)
+def test_every_committed_page_of_hours_is_that_of_its_rows(rows):
+    path = rows.with_suffix(".md")
     assert path.read_text() == long_page(path), "run `python -m mmaccel.demos.pages.benchmark_pages`"
 
 
@@ -308,6 +309,9 @@ def test_results_of_two_machines_or_commits_are_not_joined(tmp_path, name, other
 
 def test_every_page_is_compared():
     assert {path.stem for path in FOLDER.glob("*.md")} == {*bench_commands.benchmarks(), "index"}
+    further = [path for path in FOLDER.rglob("*.md") if path.parent != FOLDER]
+    assert {path.parent for path in further} == {FOLDER / "long"}
+    assert all(path.with_suffix(".json").is_file() for path in further)
 
 
 def test_what_batches_gain_is_taken_from_the_rows():

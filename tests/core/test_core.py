@@ -330,6 +330,7 @@ def test_what_is_no_method(janus):
     (
         ("ZipAR", r"'ZipAR' is not a method: write mmaccel.get_method\('ZipAR'\)\(\)"),
         ("balanced", "'balanced' is not a method: write preset='balanced'"),
+        ("a fox in snow", "`mmaccel methods` lists them, and what a call takes is given by name, as in prompt="),
         ([ZipAR()], r"is not a method: give methods one by one, as in accelerate\(model, \*methods\)"),
         ({"name": "image.ZipAR", "settings": {}}, r"mmaccel.get_method\(name\).from_settings\(settings\) makes one"),
         (3, "3 is not a method: `mmaccel methods` lists them"),
@@ -505,7 +506,7 @@ def test_a_removed_session_of_a_pipeline_says_that_its_runs_are_plain():
     fast = mmaccel.accelerate(pipe, EasyCache())
     fast.remove()
     fast(**arguments())
-    assert fast.report.warnings == ["the session was removed: the run was a plain one"]
+    assert fast.report.warnings == ["the session was removed: the run was without its methods"]
     assert "did not engage" not in str(fast.report)
 
 

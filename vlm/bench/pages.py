@@ -54,7 +54,7 @@ class Reading(Workload):
 
     def run(self, target: Any, seed: int, fewer: int | None = None) -> Read:
         inputs, given = self.inputs[seed], dict[str, Any]()
-        if isinstance(target, Session) and any(isinstance(method, DocumentDraft) for method in target.plan.methods):
+        if isinstance(target, Session) and "regions" in target.plan.call_arguments:
             given = {"regions": self.regions[seed], "page": self.pages[seed].picture, "processor": self.processor}
         with counted(self.target) as passes:
             ids = target.generate(**inputs, **given, do_sample=False, max_new_tokens=MOST)

@@ -81,7 +81,7 @@ class Writing(Workload):
 
     def _predicted(self, target: Any, seed: int) -> dict[str, Any]:
         """The text that an answer is expected to be like, for the method that takes one."""
-        takes = isinstance(target, Session) and any(isinstance(method, TextDraft) for method in target.plan.methods)
+        takes = isinstance(target, Session) and "prediction" in target.plan.call_arguments
         sources = [task.source for task in self.given[seed]]
         if not takes or None in sources:
             return {}
