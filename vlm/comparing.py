@@ -15,6 +15,7 @@ from mmaccel.errors import SettingError
 from .answering import prepare
 from .decoder.columns import COLUMNS
 from .families.visual_adapter import VisualAdapter
+from .input.arguments import FEATURES
 from .input.read_video import VideoFrames
 
 AGREED = Metric("agreed", "same answers", "share of answers that equal those of the plain model, word for word", ".0%")
@@ -26,6 +27,7 @@ LIKE = Metric(
 )
 A_TOKEN_EACH = ("input_ids", "attention_mask", *COLUMNS)
 PIXELS = "pixel_values_videos"
+SHOWN = (PIXELS, "pixel_values", "pixel_values_images", FEATURES)  # the frames of some families are pictures
 NO_PIXELS = "every token of a text has to be written, and nothing of its prompt can be left out"
 NO_FRAMES = (
     "this call shows no video of several frames, or one whose frames cannot be told apart in its arguments:"
@@ -54,7 +56,7 @@ class AnswerTrial(BaseTrial):
         self.kept = _tokens_of_frames(adapter, self.calls[None]) if "frames" not in inputs else None
         self.count = len(inputs["frames"]) if "frames" in inputs else 0 if self.kept is None else int(self.kept.max())
         if not self.count:
-            self.no_simple = NO_FRAMES if _is_shown(adapter, self.calls[None]) else NO_PIXELS
+            self.no_simple = NO_FRAMES if any(self.calls[None].get(name) is not None for name in SHOWN) else NO_PIXELS
 
     def _prepared(self, fewer: int | None) -> dict[str, Any]:
         """Arguments of `generate`."""
@@ -124,11 +126,6 @@ def spread(count: int, fewer: int) -> torch.Tensor:
 def _only(frames: Any, places: list[int]) -> Any:
     """Some frames of a video, with their times where these are known."""
     return frames.only(places) if isinstance(frames, VideoFrames) else [frames[place] for place in places]
-
-
-def _is_shown(adapter: Adapter, call: dict[str, Any]) -> bool:
-    """Whether a call shows something; the frames of some families are pictures."""
-    return isinstance(adapter, VisualAdapter) and any(call.get(name) is not None for name in (PIXELS, "pixel_values"))
 
 
 def _tokens_of_frames(adapter: Adapter, call: dict[str, Any]) -> torch.Tensor | None:

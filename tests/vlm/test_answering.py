@@ -105,6 +105,13 @@ def test_the_prompt_is_no_part_of_an_answer_however_it_is_given():
     assert trial.no_simple.startswith("every token of a text has to be written"), "there are no frames to give"
 
 
+@pytest.mark.parametrize("name", ("pixel_values", "pixel_values_videos", "pixel_values_images", "mm_encoder_outputs"))
+def test_whatever_is_shown_may_be_given_as_frames(name):
+    """Also to a model whose visual tokens no method leaves out."""
+    model, arguments = examples.llama()
+    assert "give frames=" in AnswerTrial(find_adapter(model), {**arguments(), name: torch.zeros(1, 3, 8, 8)}).no_simple
+
+
 def test_two_videos_in_one_prompt_have_no_fewer_frames():
     model, _ = visual_examples.onevision()
     video = [visual_examples.VIDEO] * 49
