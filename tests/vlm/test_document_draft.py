@@ -361,3 +361,6 @@ def test_regions_are_for_no_other_run_of_a_comparison(lighton):
     more = {"regions": regions, "processor": processor, "simple": False, "rounds": 1}
     plain, drafted = mmaccel.compare(model, drafting(), **more, **given).rows
     assert plain["label"] == "plain" and drafted["equal"] and drafted["work_ratio"] < 0.5
+    text, methods = new_of(model.generate(**given), given), (TextDraft(always=True), drafting())
+    for row in mmaccel.compare(model, *methods, prediction=text, **more, **given).rows[1:]:
+        assert row["equal"] and row["work_ratio"] < 0.5, "each has its own"

@@ -80,7 +80,7 @@ class DocumentDraft(TextDraft):
         "Readers of pages, with a light pipeline beside them that reads most words right.",
         "Nothing in quality; the time of the pipeline, and up to 35 MB for what is learned.",
     )
-    call_arguments: ClassVar[frozenset[str]] = TextDraft.call_arguments.union(GIVEN)
+    call_arguments: ClassVar[frozenset[str]] = frozenset(GIVEN)  # a prediction is for `TextDraft` beside it
 
     def __post_init__(self) -> None:
         super().__post_init__()
