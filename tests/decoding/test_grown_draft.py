@@ -19,6 +19,7 @@ from mmaccel.decoding.drafters.acceptance import Acceptance
 from mmaccel.decoding.drafters.grown_draft import GrownDrafter
 from mmaccel.decoding.drafters.pass_cost import FEWEST, STALE, PassCost
 from mmaccel.decoding.drafters.sources import EXPECTED, Repeats, Successors
+from mmaccel.decoding.generation import Call
 from mmaccel.decoding.passes.slots import GAPS, Slots, ancestors
 from mmaccel.vlm import FusedDraft, TokenRecycling, examples
 
@@ -97,6 +98,15 @@ def test_the_prompt_of_each_text_is_no_pass_that_is_learned():
             fast.generate(torch.arange(4, 30)[None], max_new_tokens=5, do_sample=False, eos_token_id=None)
             cost = fast.memory[f"{FusedDraft.name}, cost of 1 rows"]
             assert 1 in cost._seconds and 26 not in cost._seconds
+
+
+def test_asking_what_a_pass_costs_leaves_no_pass_out():
+    method, call = FusedDraft(), Call(SimpleNamespace(memory={}))
+    cost = method.width(call)
+    for _ in range(FEWEST):
+        assert method.width(call) is cost
+        cost.observe(1, [1], 5.0)
+    assert cost.curve.seconds(1) == 5.0
 
 
 def test_a_plain_pass_is_timed_again_where_drafts_save_little():

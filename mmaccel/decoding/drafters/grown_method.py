@@ -69,15 +69,15 @@ class GrownMethod(DraftMethod):
             call, "acceptance", Acceptance({**EXPECTED, **GIVEN, **ASSISTANT, **HEADED})
         )
         cost = self.width(call)
+        cost.begin()
         return [
             GrownDrafter(self.sources(call, row), acceptance, cost, call.branches, call.reads_again)
             for row in range(call.rows)
         ]
 
     def width(self, call: Call) -> PassCost:
-        """What passes over so many rows cost, for texts that begin now."""
+        """What passes over so many rows cost."""
         found: PassCost = self._kept(call, f"cost of {call.rows} rows", PassCost(self.block + 1, self.always))
-        found.begin()
         return found
 
     def sources(self, call: Call, row: int) -> list[Source]:
