@@ -148,16 +148,16 @@ def _seconds(r: Row) -> list[str]:
     return [f"{r['cpu_seconds']:.2f}", f"{r['baseline_cpu_seconds']:.2f}", f"{r['speedup']:.2f}x"]
 
 
-DRAFTED = ("model", "what", "calls", "without drafts", "fewer", "decoder, CPU s", "without drafts", "less", "all")
-ENCODED = ("model", "cached, CPU s", "anew at each update", "cheaper", "error")
-DECODED = ("frames in a block", "StreamingCodecDecoder", "stock", "faster", "error", "error of stock")
-GENERATED = ("method", "exact", "decoder calls", "CPU s", "plain", "speed-up", "WER")
+DRAFT_COLUMNS = ("model", "what", "calls", "without drafts", "fewer", "decoder, CPU s", "without drafts", "less", "all")
+ENCODER_COLUMNS = ("model", "cached, CPU s", "anew at each update", "cheaper", "error")
+CODEC_COLUMNS = ("frames in a block", "StreamingCodecDecoder", "stock", "faster", "error", "error of stock")
+GENERATE_COLUMNS = ("method", "exact", "decoder calls", "CPU s", "plain", "speed-up", "WER")
 TABLES = {
     "streams": ("Streams", STREAMS, streams),
-    "drafts": ("What drafts save", DRAFTS, _table(DRAFTED, _draft)),
-    "encoder": ("The encoder of Moonshine v2", ENCODER, _table(ENCODED, _encoder)),
-    "codec": ("Mimi in blocks", CODEC, _table(DECODED, _codec)),
-    "generate": ("Methods of generate", GENERATE, _table(GENERATED, _generate)),
+    "drafts": ("What drafts save", DRAFTS, _table(DRAFT_COLUMNS, _draft)),
+    "encoder": ("The encoder of Moonshine v2", ENCODER, _table(ENCODER_COLUMNS, _encoder)),
+    "codec": ("Mimi in blocks", CODEC, _table(CODEC_COLUMNS, _codec)),
+    "generate": ("Methods of generate", GENERATE, _table(GENERATE_COLUMNS, _generate)),
 }
 
 

@@ -45,7 +45,8 @@ class Wheel:
     files
         The files that are read, below the package, with their SHA-256.
     converter
-        Module of `mmaccel.speech` with `convert(source, target)`, which writes what transformers loads into a folder.
+        Module of `mmaccel.speech.wheels` with `convert(source, target)`, which writes what transformers loads into
+        a folder.
     classes
         Names of transformers' classes of the model and its processor.
     revision
