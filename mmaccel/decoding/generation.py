@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmaccel import private
@@ -127,7 +127,7 @@ def verify_drafts(session: Session, stack: ExitStack, method: DraftMethod) -> No
             run.warn(reason)
         result = original(**kwargs)
         if reason is not None:
-            run.tokens = tokens_made(result, kwargs, _start_token(model, kwargs))
+            run.tokens = _tokens_left(model, result, kwargs)
         fill(session.report, run)
         return result
 
@@ -136,12 +136,15 @@ def verify_drafts(session: Session, stack: ExitStack, method: DraftMethod) -> No
     wrap_generate(stack, session, generate)
 
 
-def _start_token(model: Any, kwargs: dict[str, Any]) -> Any:
-    """The token that texts of an encoder-decoder begin with; None of a decoder."""
+def _tokens_left(model: Any, result: Any, kwargs: dict[str, Any]) -> int:
+    """Tokens of a call that was left to the model; 0 where it is not known what their texts were begun with."""
     if not model.config.is_encoder_decoder:
-        return None
-    start = setting(model, kwargs, "decoder_start_token_id")
-    return model.config.decoder_start_token_id if start is None else start
+        return tokens_made(result, kwargs)
+    is_raw = not isinstance(result, torch.Tensor) or setting(model, kwargs, "force_unique_generate_call")
+    if is_raw and type(model).generate is not GenerationMixin.generate:
+        return 0  # Whisper: with language, task and prompt of its own making
+    starts = (setting(model, kwargs, name) for name in ("decoder_start_token_id", "bos_token_id"))  # as `generate`
+    return tokens_made(result, kwargs, next((start for start in starts if start is not None), None))
 
 
 def _stop_at_strings(model: Any, kwargs: dict[str, Any]) -> None:

@@ -31,17 +31,22 @@ def give_cache(model: Any, kwargs: dict[str, Any], cache: Any) -> None:
     kwargs.pop("past_key_values", None)  # given as None, by its name before transformers 5.24
     kwargs.update(cached(cache))
     if _asked(model, kwargs, "cache_implementation") not in (None, TAKEN_BACK):
-        leave_out(model, kwargs, "cache_implementation")
+        leave_out(model, kwargs, "cache_implementation", TAKEN_BACK)
 
 
-def leave_out(model: Any, kwargs: dict[str, Any], name: str) -> None:
-    """Take a setting out of a call that has it, as one that is None."""
-    if _asked(model, {**kwargs, "generation_config": None}, name) is not None:
-        kwargs[name] = None  # which alone counts more than what the model's own config says
+def leave_out(model: Any, kwargs: dict[str, Any], name: str, nothing: Any = None) -> None:
+    """Take a setting out of a call that has it.
+
+    Beside a `generation_config` transformers warns of any setting as an argument: it is `nothing` in a copy of that.
+    Where this is None and the model's own config has the setting, which would count again, the warning comes.
+    """
+    kwargs.pop(name, None)
+    config = kwargs.get("generation_config")
+    if config is None or (nothing is None and getattr(model.generation_config, name, None) is not None):
+        kwargs[name] = None  # which counts more than all configs
         return
-    config = copy.copy(kwargs["generation_config"])  # beside one, `generate` warns of any setting as an argument
-    setattr(config, name, None)
-    kwargs["generation_config"] = config
+    kwargs["generation_config"] = copy.copy(config)
+    setattr(kwargs["generation_config"], name, nothing)
 
 
 def asks_router_logits(model: Any, kwargs: dict[str, Any]) -> bool:
@@ -97,9 +102,21 @@ def mask_of(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     return private.padding_mask(model, kwargs["input_ids"], pad, end)
 
 
-def _begins(ids: torch.Tensor, start: Any) -> bool:
-    """Whether all rows of `[B, L]` begin with this token, or each with its own."""
-    return ids.shape[1] > 0 and bool((ids[:, 0] == torch.as_tensor(start, device=ids.device)).all())
+def _begun(sequences: torch.Tensor, ids: torch.Tensor | None, start: Any) -> int:
+    """Tokens that texts `[B, L]` begin with: `start`, or the ids of the call, which `generate` puts it before or not.
+
+    0 of results that have neither, as those of Whisper.
+    """
+    first = torch.as_tensor(start).view(-1, 1).to(sequences)
+    beginnings = [first]
+    if ids is not None:
+        ids = ids.to(sequences)
+        beginnings = [ids, torch.cat([first.expand(len(ids), 1), ids], 1)]
+    for each in beginnings:
+        rows = each.repeat_interleave(len(sequences) // len(each), 0)  # several texts of a prompt
+        if torch.equal(sequences[..., : each.shape[1]], rows):
+            return each.shape[1]
+    return 0
 
 
 def tokens_made(result: Any, kwargs: dict[str, Any], start: Any = None) -> int:
@@ -113,9 +130,7 @@ def tokens_made(result: Any, kwargs: dict[str, Any], start: Any = None) -> int:
     if sequences is None:
         return 0
     if start is not None:
-        ids = kwargs.get("decoder_input_ids", sequences[:, :0])
-        given = ids.shape[1] + _begins(sequences, start) - _begins(ids, start)  # Whisper leaves both out of its results
-        return int(sequences[:, given:].numel())
+        return int(sequences[..., _begun(sequences, kwargs.get("decoder_input_ids"), start) :].numel())
     ids = prompt_ids(kwargs)
     begun = kwargs.get("inputs_embeds") is None  # with the token that texts begin with, where there is no prompt
     given = int(begun) if ids is None else ids.shape[-1]

@@ -242,8 +242,33 @@ def test_a_mask_that_hides_nothing_leaves_nothing_to_the_model(prompt):
     found, report = drafted(model, arguments, **more)
     assert torch.equal(found, plain) and not report.warnings
     assert report.forwards < report.plain_forwards == report.tokens == NEW
-    _, beams = drafted(model, arguments, **more, num_beams=2)
-    assert beams.tokens == NEW, "without the prompt, and what it is begun with"
+    for given in ({}, {"return_dict_in_generate": True}, {"num_return_sequences": 2}):
+        _, beams = drafted(model, arguments, **more, num_beams=2, **given)
+        texts = given.get("num_return_sequences", 1)
+        assert beams.tokens == NEW * texts, "without the prompt, and what it is begun with"
+
+
+def test_a_prompt_that_is_none_is_no_prompt():
+    model, arguments = moonshine()
+    more = {"decoder_input_ids": None, "num_beams": 2}
+    found, report = drafted(model, arguments, **more)
+    assert torch.equal(found, model.generate(**arguments(**more))) and report.tokens == NEW
+
+
+@pytest.mark.parametrize("prompt", ({"language": "en"}, {"decoder_input_ids": torch.tensor([[START, 5, 6, NO_TIMES]])}))
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    (({}, NEW), ({"return_dict_in_generate": True}, 0), ({"force_unique_generate_call": True}, 0)),
+    ids=str,
+)
+def test_marks_of_language_and_task_are_no_tokens_of_a_text(prompt, more, tokens):
+    """Results that have them do not say how many, and are not counted."""
+    model, arguments = whisper()
+    no_text = [START, 5, 6, *range(NO_TIMES, SIZES["vocab_size"])]
+    model.generation_config.update(is_multilingual=True, suppress_tokens=no_text)
+    model.generation_config.lang_to_id, model.generation_config.task_to_id = {"<|en|>": 5}, {"transcribe": 6}
+    _, report = drafted(model, arguments, **prompt, **more, num_beams=2)
+    assert report.warnings == ["the model's own loop ran: num_beams=2"] and report.tokens == tokens
 
 
 def long_form(**more):

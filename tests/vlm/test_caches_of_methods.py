@@ -74,13 +74,19 @@ def test_a_cache_beside_a_generation_config_is_no_argument_of_its_own(method, ch
     assert config.cache_implementation == (None if checkpoint else "dynamic")
 
 
-def test_a_setting_that_the_models_own_config_has_is_taken_out_all_the_same():
+@pytest.mark.parametrize("own", ("dynamic", "hybrid"))
+@pytest.mark.parametrize("copied", (None, "dynamic"))
+def test_a_setting_that_the_models_own_config_has_is_taken_out_all_the_same(own, copied, monkeypatch):
     """Where the config of a call says None, `generate` asks that of the model."""
-    model, config = sharp(LlamaForCausalLM, LlamaConfig), GenerationConfig(max_new_tokens=9)
-    model.generation_config.cache_implementation = "dynamic"
+    told = []
+    monkeypatch.setattr(utils.logger, "warning_once", told.append)
+    model = sharp(LlamaForCausalLM, LlamaConfig)
+    config = GenerationConfig(max_new_tokens=9, cache_implementation=copied)
+    model.generation_config.cache_implementation = own
     with mmaccel.accelerate(model, METHODS[0]) as fast:
         fast.generate(call()["input_ids"], generation_config=config)
-        assert fast.report.engaged and not fast.report.warnings
+        assert fast.report.engaged and not fast.report.warnings and not told
+    assert config.cache_implementation == copied
 
 
 @pytest.mark.parametrize("more", ({}, {"past_key_values": None}), ids=("no cache", "a cache"))

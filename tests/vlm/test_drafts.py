@@ -467,6 +467,11 @@ def test_a_text_stops_at_strings(monkeypatch):
         assert not any("own loop" in warning for warning in fast.report.warnings)
         configured = fast.generate(call()["input_ids"], generation_config=config, tokenizer=tokenizer)
         assert torch.equal(configured, plain) and config.stop_strings == [end] and not told
+        model.generation_config.stop_strings = [end]
+        for own in (GenerationConfig(max_new_tokens=NEW), config):
+            configured = fast.generate(call()["input_ids"], generation_config=own, tokenizer=tokenizer)
+            assert torch.equal(configured, plain) and not any("own loop" in word for word in fast.report.warnings)
+        model.generation_config.stop_strings = None
         assert torch.equal(fast.generate(**several), together)
         assert "is written on until all have ended" in fast.report.warnings[0]
     drafts, criterion = FusedDraft(always=True).custom_generate(), StopStringCriteria(tokenizer, [end])
