@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 import sys
 from contextlib import ExitStack
 from typing import Any, ClassVar, Generic, Self
@@ -146,9 +147,11 @@ class Method(Checked, Generic[S]):
         return ()
 
     def __post_init__(self) -> None:
-        """Make numbers of numpy and torch plain ones; a subclass checks its settings here, and gets them so."""
+        """Make paths texts and numbers of numpy and torch plain ones, before a subclass checks its settings."""
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, plain_number(getattr(self, field.name)))
+            value = getattr(self, field.name)
+            plain = os.fspath(value) if isinstance(value, os.PathLike) else plain_number(value)
+            object.__setattr__(self, field.name, plain)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

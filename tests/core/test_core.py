@@ -38,7 +38,7 @@ from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.tuning.tune import Tuning
 from mmaccel.video import EasyCache
 from mmaccel.video import examples as video_examples
-from mmaccel.vlm import HoliTom, SparsePrefill, SuffixDecoding
+from mmaccel.vlm import EagleDraft, HoliTom, SparsePrefill, StoredContext, SuffixDecoding
 
 FAST = SpeculativeJacobi(window=8)
 
@@ -188,6 +188,13 @@ def test_numbers_of_numpy_and_torch_are_plain_settings(cls, given, plain):
     made = cls(**given)
     assert made == cls(**plain) == dataclasses.replace(cls(), **given)
     assert json.loads(json.dumps(made.settings())) == cls(**plain).settings()
+
+
+@pytest.mark.parametrize(("cls", "name"), ((EagleDraft, "head"), (StoredContext, "folder")))
+def test_paths_are_settings_as_texts(cls, name, tmp_path):
+    made = cls(**{name: tmp_path})
+    assert made == cls(**{name: str(tmp_path)})
+    assert json.loads(json.dumps(made.settings()))[name] == str(tmp_path)
 
 
 def test_numbers_of_numpy_are_within_the_same_bounds():
