@@ -388,8 +388,8 @@ def _told_otherwise(**more):
         (lambda folder: (folder / "config.json").unlink(), WeightsError, "config.json"),
         (_without("fc.weight"), WeightsError, r"is not what its config.json says: \['fc.weight'\]"),
         (_told_otherwise(model_type="mamba"), WeightsError, "has a layer of mamba, and only those of llama and qwen3"),
-        (_told_otherwise(draft_vocab_size=None), WeightsError, "is of no EAGLE-3 head: give one"),
-        (_told_otherwise(speculators_model_type="peagle"), WeightsError, "no EAGLE-3 head: give one, not peagle"),
+        (_told_otherwise(draft_vocab_size=None), WeightsError, "names no draft_vocab_size, .*: give an EAGLE-3 head"),
+        (_told_otherwise(speculators_model_type="peagle"), WeightsError, "is of no EAGLE-3 head, but of peagle: give"),
         (_told_otherwise(rope_parameters={"rope_type": "spiral"}), WeightsError, "rotary embeddings of kind 'spiral'"),
         (
             _told_otherwise(layer_types=["sliding_attention", "full_attention"]),
