@@ -429,6 +429,14 @@ def test_what_is_no_head_for_the_model_is_refused(llama, tmp_path, spoiled, erro
         pass
 
 
+@pytest.mark.parametrize(("part", "name"), (("model.embed_tokens", "embedding"), ("lm_head", "lm_head")))
+def test_what_a_head_reads_may_not_be_off_loaded(head, part, name):
+    model = examples.llama(num_hidden_layers=4, tie_word_embeddings=False)[0]
+    model.get_submodule(part).to("meta")  # where accelerate leaves it between passes
+    with pytest.raises(UnsupportedTargetError, match=f"has its {name} off-loaded, .* keep embedding and lm_head on a"):
+        mmaccel.accelerate(model, EagleDraft(head=head))
+
+
 def test_a_head_is_named_by_text():
     with pytest.raises(SettingError, match="head"):
         EagleDraft(head=3)
