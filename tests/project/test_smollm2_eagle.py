@@ -49,6 +49,12 @@ def test_it_is_no_model():
         zoo.load("smollm2-eagle")
 
 
+def test_a_recipe_without_talks_to_train_on_is_refused_at_once(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--output", str(tmp_path / "run"), "--talks", "71"])
+    assert "--talks: 64 are held out, take 72 at least" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
 def test_what_is_trained_is_what_is_read(model, tmp_path, monkeypatch):
     """A step of the recipe moves the layer alone, and a saved head says what the trained one says."""
     monkeypatch.setattr(train, "DRAFTED", 64)
