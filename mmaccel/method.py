@@ -220,14 +220,17 @@ def is_count(value: Any, low: int = 1, high: int | None = None) -> bool:
 
 
 def plain_number(value: Any) -> Any:
-    """A number of numpy or torch as one of Python's, such as JSON takes; anything else as it is.
+    """Numbers of numpy and torch, alone or several, as those of Python, such as JSON takes; anything else as it is.
 
     Examples
     --------
-    >>> plain_number(0.5), plain_number("fast")
-    (0.5, 'fast')
+    >>> import torch
+    >>> plain_number(torch.tensor([1, 2])), plain_number((torch.tensor(0.5), None)), plain_number("fast")
+    ([1, 2], (0.5, None), 'fast')
     """
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+    if type(value) in (list, tuple):
+        return type(value)(map(plain_number, value))
+    return value.tolist() if hasattr(value, "ndim") else value
 
 
 def is_number(value: Any, low: float, high: float = float("inf")) -> bool:
