@@ -125,7 +125,8 @@ def instead_of(target: Any) -> str:
         return "compile it in place, with model.compile(), and give the model itself"
     if hasattr(target, "get_base_model"):
         return "give the model inside, model.get_base_model()"
-    return "give its .model" if _fitting(getattr(target, "model", None)) else ""
+    inside = (name for name in ("model", "module") if _fitting(getattr(target, name, None)))
+    return next((f"give its .{name}" for name in inside), "")
 
 
 def similar_classes(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 import sys
 from contextlib import ExitStack
 from typing import Any, ClassVar, Generic, Self
@@ -146,9 +147,11 @@ class Method(Checked, Generic[S]):
         return ()
 
     def __post_init__(self) -> None:
-        """Make numbers of numpy and torch plain ones; a subclass checks its settings here, and gets them so."""
+        """Make paths texts and numbers of numpy and torch plain ones, before a subclass checks its settings."""
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, plain_number(getattr(self, field.name)))
+            value = getattr(self, field.name)
+            plain = os.fspath(value) if isinstance(value, os.PathLike) else plain_number(value)
+            object.__setattr__(self, field.name, plain)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -217,14 +220,17 @@ def is_count(value: Any, low: int = 1, high: int | None = None) -> bool:
 
 
 def plain_number(value: Any) -> Any:
-    """A number of numpy or torch as one of Python's, such as JSON takes; anything else as it is.
+    """Numbers of numpy and torch, alone or several, as those of Python, such as JSON takes; anything else as it is.
 
     Examples
     --------
-    >>> plain_number(0.5), plain_number("fast")
-    (0.5, 'fast')
+    >>> import torch
+    >>> plain_number(torch.tensor([1, 2])), plain_number((torch.tensor(0.5), None)), plain_number("fast")
+    ([1, 2], (0.5, None), 'fast')
     """
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+    if type(value) in (list, tuple):
+        return type(value)(map(plain_number, value))
+    return value.tolist() if hasattr(value, "ndim") else value
 
 
 def is_number(value: Any, low: float, high: float = float("inf")) -> bool:

@@ -47,7 +47,7 @@ def measure(prompts: int, modes: list[str]) -> Iterator[dict[str, Any]]:
     """The result after each way of writing."""
     rows: list[dict[str, Any]] = []
     model, tokenizer = load()
-    ours = (vlm.FusedDraft(), vlm.EagleDraft(head=str(zoo.path(HEAD))))
+    ours = (vlm.FusedDraft(), vlm.EagleDraft(head=zoo.path(HEAD)))
     for mode in (each for each in ALL if each.name in modes):
         if mode in HALF:
             model.to(torch.bfloat16)

@@ -177,6 +177,4 @@ def _module(name: str) -> Any:
 def _check_model(name: str) -> None:
     path(name)  # which checks that it is known
     if name in _HEADS:
-        raise SettingError(
-            f"{name} is a head and no model: vlm.EagleDraft(head=str(zoo.path({name!r}))) drafts with it"
-        )
+        raise SettingError(f"{name} is a head and no model: vlm.EagleDraft(head=zoo.path({name!r})) drafts with it")

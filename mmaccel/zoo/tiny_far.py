@@ -78,8 +78,8 @@ class TinyFarPipeline(SmallPipeline, AnyFlowFARPipeline):
 
 
 def load(folder: Path) -> TinyFarPipeline:
-    """The pipeline in float32 on the CPU, with the autoencoder and the text encoder of `tiny-wan`."""
-    shared: Any = tiny_wan.load(folder.parent / "tiny-wan")
+    """The pipeline in float32 on the CPU, with the autoencoder and the text encoder of the shipped `tiny-wan`."""
+    shared: Any = tiny_wan.load(Path(__file__).parent / "tiny-wan")
     transformer, draft = (
         load_pretrained(AnyFlowFARTransformer3DModel, folder / part, dtype=torch.float32)
         for part in ("transformer", "draft")

@@ -36,9 +36,9 @@ from mmaccel.speech.stream.stats import StreamStats
 from mmaccel.testing import contract
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.tuning.tune import Tuning
-from mmaccel.video import EasyCache
+from mmaccel.video import EasyCache, HeterogeneousSteps, MagCache, TeaCache
 from mmaccel.video import examples as video_examples
-from mmaccel.vlm import HoliTom, SparsePrefill, SuffixDecoding
+from mmaccel.vlm import EagleDraft, HoliTom, SparsePrefill, StoredContext, SuffixDecoding
 
 FAST = SpeculativeJacobi(window=8)
 
@@ -182,18 +182,30 @@ def test_exactness_of_an_instance():
         (EasyCache, {"threshold": np.float32(0.25)}, {"threshold": 0.25}),
         (HoliTom, {"keep": np.float32(0.25)}, {"keep": 0.25}),  # whose check goes on to that of its base
         (SuffixDecoding, {"longest": np.int64(9)}, {"longest": 9}),  # whose check is that of its base
+        (MagCache, {"ratios": torch.tensor([1.0, 0.75])}, {"ratios": (1.0, 0.75)}),
+        (MagCache, {"ratios": list(torch.tensor([1.0, 0.75]))}, {"ratios": (1.0, 0.75)}),
+        (TeaCache, {"coefficients": np.array([2.0, -0.5])}, {"coefficients": (2.0, -0.5)}),
+        (HeterogeneousSteps, {"steps": np.arange(0, 9, 4)}, {"steps": (0, 4, 8)}),
+        (HeterogeneousSteps, {"steps": list(np.arange(0, 9, 4))}, {"steps": (0, 4, 8)}),
     ),
 )
 def test_numbers_of_numpy_and_torch_are_plain_settings(cls, given, plain):
     made = cls(**given)
     assert made == cls(**plain) == dataclasses.replace(cls(), **given)
-    assert json.loads(json.dumps(made.settings())) == cls(**plain).settings()
+    assert json.dumps(made.settings()) == json.dumps(cls(**plain).settings())
+
+
+@pytest.mark.parametrize(("cls", "name"), ((EagleDraft, "head"), (StoredContext, "folder")))
+def test_paths_are_settings_as_texts(cls, name, tmp_path):
+    made = cls(**{name: tmp_path})
+    assert made == cls(**{name: str(tmp_path)})
+    assert json.loads(json.dumps(made.settings()))[name] == str(tmp_path)
 
 
 def test_numbers_of_numpy_are_within_the_same_bounds():
     with pytest.raises(SettingError, match=r"ZipAR\(window=0\): window must be"):
         ZipAR(window=np.int64(0))
-    with pytest.raises(SettingError, match=r"ZipAR\(window=array\(\[2\]\)\)"):
+    with pytest.raises(SettingError, match=r"ZipAR\(window=\[2\]\): window must be"):
         ZipAR(window=np.array([2]))
 
 

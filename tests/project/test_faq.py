@@ -97,6 +97,9 @@ def test_wrappers_are_refused_and_what_is_inside_is_not(family, wrapper):
     with pytest.raises(MmaccelError) as error:
         mmaccel.accelerate(wrapped, method)
     refused(error, f"no adapter for {wrapper}")
+    if wrapper == "DataParallel":
+        assert str(error.value).endswith("give its .module")
+        answered(wrapped.module, call, method)
     if wrapper == "PeftModel":
         answered(wrapped.get_base_model(), call, method)
 

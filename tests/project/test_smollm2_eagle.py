@@ -38,15 +38,21 @@ def test_the_card_tells_what_was_measured():
 def test_the_text_is_the_models(model):
     given = {"input_ids": torch.arange(5, 25)[None], "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(**given)
-    with mmaccel.accelerate(model, EagleDraft(head=str(FOLDER), always=True)) as fast:
+    with mmaccel.accelerate(model, EagleDraft(head=FOLDER, always=True)) as fast:
         assert torch.equal(fast.generate(**given), plain)
         assert fast.report.details["drafted"] and "the head" in str(fast.plan)
 
 
 def test_it_is_no_model():
     assert "smollm2-eagle" not in zoo.names()
-    with pytest.raises(SettingError, match=r"is a head and no model: vlm.EagleDraft\(head=str\(zoo.path"):
+    with pytest.raises(SettingError, match=r"is a head and no model: vlm.EagleDraft\(head=zoo.path\("):
         zoo.load("smollm2-eagle")
+
+
+def test_a_recipe_without_talks_to_train_on_is_refused_at_once(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--output", str(tmp_path / "run"), "--talks", "71"])
+    assert "--talks: 64 are held out, take 72 at least" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_what_is_trained_is_what_is_read(model, tmp_path, monkeypatch):

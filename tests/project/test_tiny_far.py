@@ -1,5 +1,7 @@
 """The shipped model that draws videos in blocks, the smaller one that drafts for it, and who tells what they show."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,15 @@ def test_is_the_real_classes_of_two_sizes_on_one_text_encoder(pipeline):
         assert type(model) is AnyFlowFARTransformer3DModel and model.dtype == torch.float32
         sizes.append(sum(parameter.numel() for parameter in model.parameters()))
     assert sizes[0] > 5 * sizes[1]
+
+
+def test_what_its_recipe_writes_is_loaded_from_any_folder(pipeline, tmp_path):
+    """The recipe writes no autoencoder and no text encoder: those are the shipped ones."""
+    shutil.copytree(zoo.path("tiny-far"), tmp_path / "model")
+    loaded = zoo.load("tiny-far", tmp_path / "model")
+    for part in ("transformer", "vae", "text_encoder"):
+        weights, shipped = getattr(loaded, part).state_dict(), getattr(pipeline, part).state_dict()
+        assert all(torch.equal(value, shipped[name]) for name, value in weights.items())
 
 
 def test_it_draws_what_the_caption_says_in_blocks(plain):

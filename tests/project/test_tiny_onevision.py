@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.demos.training.onevision import data, parts, save, shape, thin, thinning
+from mmaccel.demos.training.onevision import data, parts, save, shape, thin, thinning, train
 from mmaccel.demos.training.recipe import to_pixels
 from mmaccel.errors import PromptError, SettingError
 from mmaccel.zoo import frames as frames_module
@@ -539,6 +539,12 @@ def test_where_the_tower_looks_changes_its_last_layer(changed_by):
     assert layers == {"3"} and not any("embeddings" in name for name in changed)
     with pytest.raises(SystemExit):
         changed_by("--minutes", "1", "--tower-minutes", "1")
+
+
+def test_a_recipe_without_time_for_the_language_model_is_refused_at_once(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--output", str(tmp_path / "run"), "--minutes", "5"])
+    assert "--tower-minutes: leave some of --minutes" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 @drawn

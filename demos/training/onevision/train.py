@@ -132,6 +132,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--questions", type=int, default=600, help="questions to measure the end result on")
     parser.add_argument("--compile", action="store_true", help="compile the layers")
     args = parser.parse_args(argv)
+    if args.tower_minutes >= args.minutes:
+        parser.error("--tower-minutes: leave some of --minutes for the language model")
     begin(args)
     args.tokenizer = shape.build_tokenizer()
     module = Trained(shape.build_model(args.tokenizer), args.tokenizer)

@@ -85,8 +85,13 @@ def configuration(path: str, model: Any) -> PretrainedConfig:
     layer = told.get("transformer_layer_config", told)
     kind, target = layer.get("model_type", "llama"), model.config.get_text_config(decoder=True)
     algorithm = told.get("speculators_model_type", "eagle3")
-    if algorithm != "eagle3" or not told.get("draft_vocab_size"):
-        raise WeightsError(f"{path}/config.json is of no EAGLE-3 head: give one, not {algorithm} or an older EAGLE")
+    if algorithm != "eagle3":
+        raise WeightsError(f"{path}/config.json is of no EAGLE-3 head, but of {algorithm}: give an EAGLE-3 head")
+    if not told.get("draft_vocab_size"):
+        raise WeightsError(
+            f"{path}/config.json names no draft_vocab_size, like those of older EAGLE heads: give an EAGLE-3 head, or"
+            " write the number of tokens there that this one drafts"
+        )
     if kind not in KINDS:
         raise WeightsError(f"{path} has a layer of {kind}, and only those of {' and '.join(KINDS)} are known")
     size = told.get("target_hidden_size") or layer["hidden_size"]
