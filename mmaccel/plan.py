@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from .files.foreign_json import check_plain, read_json
 from .files.output import replacing
 from .method import Method
 from .presets import NAMES, Preset, absent_of, presets_of
-from .registry import is_name, is_saved, saved_method
+from .registry import is_name, is_saved, methods, saved_method
 from .tuning.curve import describe, is_point
 from .version import versions
 
@@ -259,7 +260,9 @@ def _no_method(item: Any) -> UsageError:
     elif isinstance(item, str) and is_name(item):
         advice = f"write mmaccel.get_method({item!r})()"
     elif isinstance(item, str):
-        advice += ", and what a call takes is given by name, as in prompt=..."
+        near = get_close_matches(item, [*methods(), *NAMES], n=1)
+        of_call = f"{advice}, and compare takes the input of a call by name, as in prompt=..."
+        advice = f"did you mean {near[0]!r}?" if near else of_call
     elif isinstance(item, dict):
         advice = "mmaccel.get_method(name).from_settings(settings) makes one"
     elif isinstance(item, list | tuple):

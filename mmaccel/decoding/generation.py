@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.utils import ModelOutput
 
 from mmaccel import private
 from mmaccel.cache.argument import cache_of, cached
@@ -140,7 +141,7 @@ def _tokens_left(model: Any, result: Any, kwargs: dict[str, Any]) -> int:
     """Tokens of a call that was left to the model; 0 where it is not known what their texts were begun with."""
     if not model.config.is_encoder_decoder:
         return tokens_made(result, kwargs)
-    is_raw = not isinstance(result, torch.Tensor) or setting(model, kwargs, "force_unique_generate_call")
+    is_raw = isinstance(result, ModelOutput) or setting(model, kwargs, "force_unique_generate_call")
     if is_raw and type(model).generate is not GenerationMixin.generate:
         return 0  # Whisper: with language, task and prompt of its own making
     starts = (setting(model, kwargs, name) for name in ("decoder_start_token_id", "bos_token_id"))  # as `generate`

@@ -326,7 +326,7 @@ def test_a_broken_promise_is_told(wan, register):
     ),
     ids=str,
 )
-def test_rounding_is_no_broken_promise(register, dtype, told):
+def test_a_broken_promise_in_half_precision_may_be_rounding(register, dtype, told):
     @register("vlm")
     @dataclass(frozen=True)
     class Other(Method):

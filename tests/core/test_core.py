@@ -342,7 +342,9 @@ def test_what_is_no_method(janus):
     (
         ("ZipAR", r"'ZipAR' is not a method: write mmaccel.get_method\('ZipAR'\)\(\)"),
         ("balanced", "'balanced' is not a method: write preset='balanced'"),
-        ("a fox in snow", "`mmaccel methods` lists them, and what a call takes is given by name, as in prompt="),
+        ("a fox in snow", "`mmaccel methods` lists them, and compare takes the input of a call by name, as in prompt="),
+        ("balancd", "'balancd' is not a method: did you mean 'balanced'"),
+        ("video.EasyCash", "did you mean 'video.EasyCache'"),
         ([ZipAR()], r"is not a method: give methods one by one, as in accelerate\(model, \*methods\)"),
         ({"name": "image.ZipAR", "settings": {}}, r"mmaccel.get_method\(name\).from_settings\(settings\) makes one"),
         (3, "3 is not a method: `mmaccel methods` lists them"),

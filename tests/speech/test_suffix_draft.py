@@ -258,7 +258,12 @@ def test_a_prompt_that_is_none_is_no_prompt():
 @pytest.mark.parametrize("prompt", ({"language": "en"}, {"decoder_input_ids": torch.tensor([[START, 5, 6, NO_TIMES]])}))
 @pytest.mark.parametrize(
     ("more", "tokens"),
-    (({}, NEW), ({"return_dict_in_generate": True}, 0), ({"force_unique_generate_call": True}, 0)),
+    (
+        ({}, NEW),
+        ({"return_segments": True}, NEW),
+        ({"return_dict_in_generate": True}, 0),
+        ({"force_unique_generate_call": True}, 0),
+    ),
     ids=str,
 )
 def test_marks_of_language_and_task_are_no_tokens_of_a_text(prompt, more, tokens):

@@ -258,7 +258,6 @@ def test_a_prediction_is_taken_as_by_text_draft(lighton):
         ({}, {"regions": [((0, 0, float("nan"), 9), "7")], "processor": ...}, "has the box"),
         ({}, {"regions": [((0, 0, 9, 9), "100000")], "processor": ...}, "prediction has token 100000"),
         ({}, {"regions": [[((0, 0, 9, 9), "7")]] * 2, "processor": ...}, "2 texts for a batch of 1"),
-        ({}, {"regions": [((0, 0, 9, 9), "7")], "prediction": [7], "processor": ...}, "give one of the two"),
         ({}, {"regions": lambda page: [], "processor": ...}, "give page=picture too"),
         ({"regions": True}, {"regions": [((0, 0, 9, 9), "7")], "processor": ...}, "reads crops of the page"),
         ({}, {"regions": [((0, 0, 9, 9), "7")], "processor": ..., "page": [PAGE] * 2}, "page= has 2 pictures"),
@@ -364,3 +363,5 @@ def test_regions_are_for_no_other_run_of_a_comparison(lighton):
     text, methods = new_of(model.generate(**given), given), (TextDraft(always=True), drafting())
     for row in mmaccel.compare(model, *methods, prediction=text, **more, **given).rows[1:]:
         assert row["equal"] and row["work_ratio"] < 0.5, "each has its own"
+    more = {"processor": processor, "simple": False, "rounds": 1}
+    assert mmaccel.compare(model, drafting(), prediction=text, **more, **given).rows[1]["work_ratio"] < 0.5

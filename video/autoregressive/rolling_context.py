@@ -99,8 +99,8 @@ class RollingContext(DiffusionMethod):
             kwargs |= change(denoiser, kwargs, kept)
             session.report.engaged = True
             session.report.details["context"] = {"blocks": self.blocks, "left out": finished - self.blocks}
-        elif flag["is_cache_step"]:
-            _fit(denoiser, kwargs["kv_cache"], partition, *kwargs["hidden_states"].shape[-2:])
+        else:
+            _fit(denoiser, kwargs["kv_cache"], partition[:finished], *kwargs["hidden_states"].shape[-2:])
         return original(*args, **kwargs)
 
     def _kept(self, finished: int) -> list[int]:

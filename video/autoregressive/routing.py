@@ -65,9 +65,8 @@ class Routing:
         """Fill the small model's keys and values with a finished block, as `given` does for the large one."""
         if self.small is None or not given.get("kv_cache"):
             return
-        if _rooms(self.cache) != _rooms(
-            given["kv_cache"]
-        ):  # all keys and values are filled anew in each of these passes
+        if _rooms(self.cache) != _rooms(given["kv_cache"]):
+            # nothing is lost: this pass fills all keys and values anew
             self.cache = self._empty(given["kv_cache"])
             report = self.session.report
             report.peak_extra_bytes = max(report.peak_extra_bytes, count_bytes(self.cache))

@@ -80,7 +80,7 @@ class DocumentDraft(TextDraft):
         "Readers of pages, with a light pipeline beside them that reads most words right.",
         "Nothing in quality; the time of the pipeline, and up to 35 MB for what is learned.",
     )
-    call_arguments: ClassVar[frozenset[str]] = frozenset(GIVEN)  # a prediction is for `TextDraft` beside it
+    call_arguments: ClassVar[frozenset[str]] = TextDraft.call_arguments.union(GIVEN)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,13 +94,11 @@ class DocumentDraft(TextDraft):
         )
 
     def take(self, model: Any, kwargs: dict[str, Any]) -> Prediction | None:
-        """Take the regions, the page and the processor out of the arguments of a call."""
+        """Take the regions, the page and the processor out of a call; they count before a prediction."""
         given, page, processor, prompt = (kwargs.pop(name, None) for name in GIVEN)
         prediction = super().take(model, kwargs)
         if given is None:
             return prediction
-        if prediction is not None:
-            raise SettingError("regions= and prediction= are both given: give one of the two")
         if not hasattr(processor, "tokenizer"):
             raise SettingError(
                 f"regions= needs the processor of the model: give processor= too, not {shown(processor)}"
