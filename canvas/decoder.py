@@ -40,8 +40,6 @@ class BlockDecoder(Follower):
         Whether the methods are, where blocks are the model's own.
     outlooks, verifier, prefix
         Of the methods, where there are such.
-    unsampled
-        Warnings of the methods that do nothing where tokens are drawn at random.
     """
 
     def __init__(self, session: Session, methods: Sequence[CanvasMethod]) -> None:
@@ -54,7 +52,7 @@ class BlockDecoder(Follower):
         keepers = [m.keeper(adapter.reads_causally, lambda: self.mask) for m in methods]
         self.prefix = next((keeper for keeper in keepers if keeper is not None), None)
         windows = [m for m, keeper in zip(methods, keepers, strict=True) if isinstance(keeper, KeptWindow)]
-        self.unsampled = [f"{m.name} {SAMPLED}" for m in (*self.outlooks, *windows)]
+        self.unsampled = [f"{m.name} {SAMPLED}" for m in (*self.outlooks, *windows)]  # warnings where tokens are drawn
         self.mask = adapter.target.mask_token_id
         self._looks = self.scheduler.check_eos_finished
         self._forget()

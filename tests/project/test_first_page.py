@@ -84,11 +84,13 @@ def film(path, frames=64):
         out.mux(stream.encode())
 
 
-def test_a_language_model_is_faster_inside_its_pipeline(capsys):
+def test_a_language_model_is_faster_inside_its_pipeline(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.txt").write_text("Boats leave at six.")
     names = {"mmaccel": mmaccel, "pipeline": written}
     exec(snippet("text-generation").code, names)
     report = names["fast"].report
-    assert report.forwards > 0 and "FusedDraft" in str(report) and "'generated_text'" in capsys.readouterr().out
+    assert report.forwards > 0 and "FusedDraft" in str(report) and capsys.readouterr().out.strip()
     names["fast"].remove()
 
 

@@ -99,6 +99,8 @@ class RollingContext(DiffusionMethod):
             kwargs |= change(denoiser, kwargs, kept)
             session.report.engaged = True
             session.report.details["context"] = {"blocks": self.blocks, "left out": finished - self.blocks}
+        elif flag["is_cache_step"]:
+            _fit(denoiser, kwargs["kv_cache"], partition, *kwargs["hidden_states"].shape[-2:])
         return original(*args, **kwargs)
 
     def _kept(self, finished: int) -> list[int]:
@@ -134,7 +136,7 @@ def _remembered(denoiser: Any, given: dict[str, Any], kept: list[int]) -> dict[s
 def _fit(
     denoiser: Any, cache: dict[int, dict[str, torch.Tensor]], partition: list[int], height: int, width: int
 ) -> None:
-    """Give each layer's compressed keys and values room for the blocks that are kept, instead of for all."""
+    """Give each layer's compressed keys and values room for the blocks that are kept, instead of for all to come."""
     config = denoiser.config
     frames = sum(partition[: max(0, len(partition) - config.full_chunk_limit + 1)])
     tokens = frames * (height // config.compressed_patch_size[1]) * (width // config.compressed_patch_size[2])

@@ -65,9 +65,12 @@ class Routing:
         """Fill the small model's keys and values with a finished block, as `given` does for the large one."""
         if self.small is None or not given.get("kv_cache"):
             return
-        if not self.cache:
+        if _rooms(self.cache) != _rooms(
+            given["kv_cache"]
+        ):  # all keys and values are filled anew in each of these passes
             self.cache = self._empty(given["kv_cache"])
-            self.session.report.peak_extra_bytes = count_bytes(self.cache)
+            report = self.session.report
+            report.peak_extra_bytes = max(report.peak_extra_bytes, count_bytes(self.cache))
         self.small(**given | {"kv_cache": self.cache, "kv_cache_flag": copy.deepcopy(given["kv_cache_flag"])})
         self.last = given["hidden_states"][: self._rows(given), -1:]
 
@@ -161,3 +164,8 @@ class Routing:
                 f"{name} is {self.small.dtype} on {device}, and the pipeline's transformer {large.dtype} on"
                 f" {wanted}: draft.to({str(wanted)!r}, {large.dtype})"
             )
+
+
+def _rooms(cache: dict[int, dict[str, torch.Tensor]]) -> dict[str, int]:
+    """For how many tokens a layer of a cache has room."""
+    return {name: kept.shape[3] for name, kept in cache[0].items()} if cache else {}
