@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import eagle_heads
 import torch
 import torch.distributed
 from forked import WORLDS, fork
@@ -36,6 +37,7 @@ REFUSED = {
     "partial": video.HeterogeneousSteps(fraction=0.3),
     "auto": video.Auto(),
 }
+HEADS = {"head": True, "borrowing": False}  # with matrices of its own, and with the model's
 
 
 def drawn(pipe, method=None):
@@ -62,13 +64,14 @@ def experts():
     return untrained(lambda: MixtralForCausalLM(config), scale=4)
 
 
-def texts(model):
+def texts(model, folder):
     """What is written plainly and with drafts, how often the model ran, and what is said of drafts by measured cost."""
     ids = torch.randint(4, 60, (1, 24), generator=torch.Generator().manual_seed(1))
     ids = torch.cat([ids, ids[:, :12]], 1)
     call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 20, "do_sample": False}
     found = [[model.generate(**call)[0].tolist(), 20]]
-    for method in (vlm.SuffixDecoding(shortest=1), vlm.FusedDraft(always=True)):
+    heads = [vlm.EagleDraft(head=folder / name, always=True) for name in HEADS]
+    for method in (vlm.SuffixDecoding(shortest=1), vlm.FusedDraft(always=True), *heads):
         with mmaccel.accelerate(model, method) as fast:
             found.append([fast.generate(**call)[0].tolist(), fast.report.forwards])
     try:
@@ -94,7 +97,7 @@ def run(rank, world, port, folder):
     told = {
         "computed": {name: computed for name, (_, computed) in found.items()},
         "refused": {name: refusal(pipe, method) for name, method in REFUSED.items()},
-        "texts": texts(model),
+        "texts": texts(model, folder.parent),
     }
     save_file({name: latents.contiguous() for name, (latents, _) in found.items()}, folder / f"{rank}.safetensors")
     (folder / f"{rank}.json").write_text(json.dumps(told))
@@ -107,4 +110,6 @@ if __name__ == "__main__":
     LOADED = {"experts": experts(), "wan": zoo.load("tiny-wan")}
     LOADED["wan"].set_progress_bar_config(disable=True)
     LOADED["experts"].save_pretrained(Path(sys.argv[1]) / "experts")
+    for name, own in HEADS.items():
+        eagle_heads.write(Path(sys.argv[1]) / name, LOADED["experts"], reads=(0, 1, 2), own=own)
     sys.exit(not all(fork(run, world, Path(sys.argv[1]) / str(world)) for world in WORLDS))

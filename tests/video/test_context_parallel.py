@@ -72,7 +72,8 @@ def test_methods_that_look_between_the_layers_are_refused_by_name(found):
 def test_a_language_model_whose_experts_are_split_takes_drafts(found, world):
     """The same tokens in as many passes; those that grow by measured seconds are refused, as these differ."""
     *alone, nothing = found[1][0].texts
-    assert not nothing and all(tokens == alone[0][0] for tokens, _ in alone) and alone[1][1] < 20
+    assert not nothing and all(tokens == alone[0][0] for tokens, _ in alone)
+    assert len(alone) == 5 and all(passes < 20 for _, passes in alone[1:])
     for rank in found[world]:
         *texts, refused = rank.texts
         assert texts == alone and "say vlm.FusedDraft(always=True)" in refused

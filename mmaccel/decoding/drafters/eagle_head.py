@@ -91,7 +91,7 @@ class EagleHead(nn.Module):
         self.to(*at)
         self.rotary_emb = self._rotary().to(weight.device)  # whose frequencies stay in float32
         self.draft_tokens = self.draft_tokens.to(weight.device)
-        given = _dense(model.get_input_embeddings().weight), _dense(weight)[self.draft_tokens]
+        given = dense(model.get_input_embeddings().weight), dense(weight)[self.draft_tokens]
         known = self.embedding, self.output
         self.embedding, self.output = (
             (theirs if borrows or own is None else own).to(*at)
@@ -151,9 +151,9 @@ class EagleHead(nn.Module):
         return functional.linear(hidden if self.config.norm_output else self.norm(hidden), self.output)
 
 
-def _dense(weight: Tensor) -> Tensor:
-    """The values of a weight; of a quantized one, as of torchao, few operations are known."""
-    weight = weight.detach()
+def dense(weight: Any) -> Tensor:
+    """The values of a weight, gathered where processes hold parts; of a quantized one, few operations are known."""
+    weight = (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
     return weight if type(weight).dequantize is Tensor.dequantize else weight.dequantize()
 
 

@@ -13,7 +13,7 @@ from transformers.utils.hub import cached_file
 
 from mmaccel.errors import UnsupportedTargetError, WeightsError
 
-from .eagle_head import KINDS, EagleHead, layers_read
+from .eagle_head import KINDS, EagleHead, dense, layers_read
 
 TO_SAFE = (
     "; if it is published as pytorch_model.bin alone, which may run code and is not read, write that once as"
@@ -74,9 +74,10 @@ def _check(path: str, head: EagleHead, model: Any) -> None:
     fits = theirs.shape[1] == head.config.hidden_size and theirs.is_floating_point()
     if not fits and (head.embedding is None or head.output is None):
         raise WeightsError(f"{path}/model.safetensors has no embedding or output, and the model's cannot serve it")
-    given = model.get_input_embeddings().weight
-    if head.embedding is not None and torch.equal(head.embedding.to(given.device, given.dtype), given):
-        head.embedding = None  # speculators' files have a copy of it
+    if head.embedding is not None:
+        given = dense(model.get_input_embeddings().weight)
+        if torch.equal(head.embedding.to(given.device, given.dtype), given):
+            head.embedding = None  # speculators' files have a copy of it
 
 
 def configuration(path: str, model: Any) -> PretrainedConfig:
