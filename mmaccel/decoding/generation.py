@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from mmaccel import private
 from mmaccel.cache.argument import cache_of, cached
