@@ -116,9 +116,11 @@ def unknown_name(kind: str, name: Any, options: Iterable[str]) -> UnknownNameErr
     unknown preset 'exat': did you mean 'exact'?
     """
     options = list(options)
-    near = difflib.get_close_matches(str(name), options, n=3, cutoff=0.5)
-    if near:
-        hint = "did you mean " + " or ".join(repr(option) for option in near) + "?"
-    else:
-        hint = "choose from " + ", ".join(map(repr, options)) if options else "there are none"
-    return UnknownNameError(f"unknown {kind} {shown(name)}: {hint}")
+    every = "choose from " + ", ".join(map(repr, options)) if options else "there are none"
+    return UnknownNameError(f"unknown {kind} {shown(name)}: {nearest(name, options) or every}")
+
+
+def nearest(name: Any, options: Iterable[str]) -> str:
+    """The question whether one of the nearest names was meant; empty if none is near."""
+    near = difflib.get_close_matches(str(name), list(options), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""

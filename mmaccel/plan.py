@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from .errors import (
     UnsupportedTargetError,
     UsageError,
     WeightsError,
+    nearest,
     shown,
     unknown_name,
 )
@@ -260,9 +260,8 @@ def _no_method(item: Any) -> UsageError:
     elif isinstance(item, str) and is_name(item):
         advice = f"write mmaccel.get_method({item!r})()"
     elif isinstance(item, str):
-        near = get_close_matches(item, [*methods(), *NAMES], n=1)
         of_call = f"{advice}, and compare takes the input of a call by name, as in prompt=..."
-        advice = f"did you mean {near[0]!r}?" if near else of_call
+        advice = nearest(item, [*methods(), *NAMES]) or of_call
     elif isinstance(item, dict):
         advice = "mmaccel.get_method(name).from_settings(settings) makes one"
     elif isinstance(item, list | tuple):

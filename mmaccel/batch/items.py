@@ -184,14 +184,14 @@ def _of_jsonl(path: Path) -> Iterator[Any]:
 
 
 def _of_parquet(path: Path) -> Iterator[Any]:
-    pyarrow = required("pyarrow", "reading .parquet needs pyarrow: pip install pyarrow")
-    from pyarrow import parquet
+    parquet = required("pyarrow.parquet", "reading .parquet needs pyarrow: pip install pyarrow")
+    from pyarrow import ArrowException
 
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(1000):
                 yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (ArrowException, OSError) as error:
         raise SettingError(f"{path} is no parquet file that can be read: {error}") from error
 
 

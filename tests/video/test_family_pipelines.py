@@ -168,15 +168,12 @@ def stable_video():
     """SVD: a clip from a picture, each frame with a guidance of its own, by the sampler it is released with."""
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 224, "patch_size": 112, "projection_dim": 32}
-    sizes = {**UNET, "block_out_channels": (32, 64), "cross_attention_dim": 32, "num_attention_heads": 2}
-    sizes |= {"in_channels": 8, "addition_time_embed_dim": 32, "projection_class_embeddings_input_dim": 96}
-    blocks = {"down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal")}
-    blocks |= {"up_block_types": ("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal")}
-    sizes = {name: value for name, value in sizes.items() if name not in ("norm_num_groups", "attention_head_dim")}
+    model, _ = build("UNetSpatioTemporalConditionModel")
+    sizes = {**model.config, "in_channels": 8}  # the picture's beside those of the clip
     pipe = diffusers.StableVideoDiffusionPipeline(
         vae=untrained(lambda: diffusers.AutoencoderKLTemporalDecoder(block_out_channels=(32,), latent_channels=4), 0),
         image_encoder=CLIPVisionModelWithProjection(CLIPVisionConfig(**vision)),
-        unet=untrained(lambda: diffusers.UNetSpatioTemporalConditionModel(**sizes | blocks), 0),
+        unet=untrained(lambda: type(model).from_config(sizes), 0),
         scheduler=diffusers.EulerDiscreteScheduler(
             prediction_type="v_prediction", timestep_type="continuous", sigma_min=0.002, sigma_max=700.0,
             use_karras_sigmas=True,

@@ -86,10 +86,14 @@ def test_a_last_block_of_other_length(made, kind):
         assert fast.report.details["context"]["left out"] == 2
 
 
+def small_model():
+    given = block_pipeline()[1]()
+    return {name: given[name] for name in ("draft", "score")}
+
+
 def test_together_with_drafts_of_a_small_model(made):
     pipe, call = made
-    given = block_pipeline()[1]()
-    drafts = {name: given[name] for name in ("draft", "score")}
+    drafts = small_model()
     methods = (video.RollingContext(blocks=2), video.BlockRouter(tau=-1e9, latents=True))
     drawn = []
     for order in (methods, methods[::-1]):
@@ -102,9 +106,7 @@ def test_together_with_drafts_of_a_small_model(made):
 def test_memory_is_flat_over_200_blocks_that_a_small_model_drafts(made):
     """What the small model remembers, and what each pass of the large one holds, are those of 20 blocks."""
     pipe, call = made
-    given = block_pipeline()[1]()
-    drafts = {name: given[name] for name in ("draft", "score")}
-    found = []
+    drafts, found = small_model(), []
     for blocks in (20, 200):
         methods = (video.RollingContext(blocks=4), video.BlockRouter(tau=-1e9, steps=1, latents=True))
         with mmaccel.accelerate(pipe, *methods) as fast:
