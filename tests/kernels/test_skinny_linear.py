@@ -28,6 +28,7 @@ OUT, IN = 512, 256  # just as large as has a choice
 @pytest.fixture(autouse=True)
 def nothing_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "choices.json")
+    monkeypatch.setattr(module, "_found", {})
     measured_way.cache_clear()
     yield
     measured_way.cache_clear()
@@ -148,6 +149,14 @@ def test_columns_stand_for_those_near_them(monkeypatch, columns, measured):
     weight = torch.randn(module.LEAST_BYTES // 4 // columns + 1, columns)
     module.skinny_linear(torch.randn(1, columns), weight)
     assert asked == [(1, measured)]
+
+
+def test_where_the_plain_product_is_fastest_nothing_else_is_looked_at_again(monkeypatch):
+    forced(monkeypatch, "plain")
+    x, weight = torch.randn(2, IN), torch.randn(OUT, IN)
+    expected = function(x, weight)
+    monkeypatch.setattr(module, "suits", None)
+    assert torch.equal(function(x, weight), expected)
 
 
 def test_all_is_measured_before_something_is_timed(monkeypatch):

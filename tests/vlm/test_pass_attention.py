@@ -112,6 +112,35 @@ def test_query_heads_of_a_group_attend_to_what_each_would(dtype, groups, tokens,
         torch.testing.assert_close(found.double(), expected, atol=0.03 if dtype == torch.bfloat16 else 1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("groups", (1, 3))
+@pytest.mark.parametrize("batch", (1, 3))
+def test_a_token_that_sees_all_needs_no_mask(dtype, groups, batch):
+    torch.manual_seed(0)
+    query = torch.randn(batch, 1, 2 * groups, 16, dtype=dtype).transpose(1, 2)
+    keys, values = torch.randn(2, batch, 2, 21, 16, dtype=dtype)
+    mask = grouped_mask(torch.ones(batch, 1, 1, 21, dtype=torch.bool), query, keys)
+    expected = grouped_attention(query, keys, values, mask, 0.3)
+    found = grouped_attention(query, keys, values, None, 0.3)
+    torch.testing.assert_close(found, expected)
+
+
+def test_masks_are_given_where_a_text_has_places_that_it_does_not_see(monkeypatch):
+    given = []
+    attend = pass_attention.grouped_attention
+
+    def noted(query, key, value, mask, scale=None):
+        given.append((query.shape[2], mask is None))
+        return attend(query, key, value, mask, scale)
+
+    monkeypatch.setattr(pass_attention, "grouped_attention", noted)
+    for pad in (False, True):
+        given.clear()
+        assert same_text(llama(), call(2 if pad else 1, pad, max_new_tokens=12))
+        assert {none for width, none in given if width > 1} <= {False}
+        assert {none for width, none in given if width == 1} == {not pad}
+
+
 @pytest.mark.parametrize("build", (llama, gemma3), ids=lambda build: build.__name__)
 @pytest.mark.parametrize("method", (TokenRecycling(always=True), SuffixDecoding(shortest=1)), ids=lambda m: m.name)
 def test_a_processor_repeats_no_keys(build, method, monkeypatch):

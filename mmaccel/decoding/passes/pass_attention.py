@@ -104,8 +104,10 @@ class PassAttention:
             return None
         return grouped_attention(query, key, value, self._for_groups(mask, query, key), scaling)
 
-    def _for_groups(self, mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """What :func:`grouped_mask` makes of a mask, once for all layers that share it."""
+    def _for_groups(self, mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+        """What :func:`grouped_mask` makes of a mask, once for all layers that share it; None where it hides nothing."""
+        if mask is self._mask and query.shape[2] == 1 and self._slots is not None and self._slots.is_whole:
+            return None
         which = id(mask), query.shape[1] // key.shape[1], query.dtype
         if which not in self._grouped:
             self._grouped[which] = mask, grouped_mask(mask, query, key)
@@ -123,12 +125,13 @@ class PassAttention:
 
 
 def grouped_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None = None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None = None
 ) -> torch.Tensor:
     """Attention `[B, Hq, M, D]` on a processor, with keys and values `[B, Hk, N, D]` that are read where they are.
 
-    Of few tokens all query heads of a group are rows of one: torch's own loop takes one head after the other, and for a
-    single row in bfloat16 it takes as long as for six. Figures are in docs/benchmarks/kernels.
+    Without a mask all are seen. Of few tokens all query heads of a group are rows of one: torch's own loop takes one
+    head after the other, and for a single row in bfloat16 it takes as long as for six. Figures are in
+    docs/benchmarks/kernels.
 
     Examples
     --------
@@ -139,9 +142,11 @@ def grouped_attention(
     """
     attend = functools.partial(functional.scaled_dot_product_attention, attn_mask=mask, scale=scale)
     batch, heads, tokens, size = query.shape
-    if mask.shape[2] == tokens:
+    if mask is not None and mask.shape[2] == tokens:
         return attend(query, key, value, enable_gqa=True)
     if heads == key.shape[1]:
+        if mask is None and not _is_slow(query):
+            return attend(query, key, value)
         return attend(query.expand(-1, -1, 2, -1), key, value)[:, :, :1]
     rows = query.reshape(batch, key.shape[1], -1, size)  # of each group, head after head
     return attend(rows, key, value).reshape(batch, heads, tokens, size)
