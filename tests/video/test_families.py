@@ -25,7 +25,7 @@ QUICK = ("HeterogeneousSteps", "EasyCache", "BlockCache")
 
 @pytest.mark.parametrize("name", rows())
 def test_a_class_does_what_the_table_says(name):
-    found = tried(name, {label: METHODS[label] for label in QUICK}, EXACT[:2])
+    found = tried(name, {label: METHODS[label] for label in QUICK}, EXACT[1:2])
     told = TABLE[name]
     assert found["exact"] and found["clean"]
     assert found["work"] == {label: told["work"][label] for label in QUICK if label in told["work"]}
