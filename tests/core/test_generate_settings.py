@@ -1,7 +1,6 @@
 """What `generate` of transformers takes beside prompts arrives under every method as it does without."""
 
 import copy
-from functools import cache
 
 import pytest
 import torch
@@ -52,18 +51,14 @@ class Streamer:
         self.tokens.append("end")
 
 
-@cache
-def built(modality, families):
-    """The first example of some families, with one model for all methods, as none leaves a trace."""
-    example = next(example for example in contract.examples(modality) if example.adapter_family in families)
-    return example, *example.build(0)
-
-
 @pytest.fixture(params=METHODS)
 def both(request):
     """`call(more)` gives what the plain model returns, and what the session does; `plain` and `fast` one of them."""
     method = mmaccel.get_method(request.param)
-    example, model, arguments = built(request.param.split(".")[0], contract._claimed(method))
+    families = contract._claimed(method)
+    examples = contract.examples(request.param.split(".")[0])
+    example = next(example for example in examples if example.adapter_family in families)
+    model, arguments = example.shared
 
     def plain(more, without=(), target=model):
         inputs = {name: value for name, value in arguments(1).items() if name not in without}
