@@ -98,6 +98,7 @@ def test_tokens_that_are_computed_alone_come_out_as_among_all(name):
     with ExitStack() as stack:
         part, call = PartialForward(model, stack), {**inputs, "return_dict": False}
         whole = part.keeping(0, model.forward, (), call)[0]
+        assert torch.equal(whole, model(**call)[0])
         layout = layout_of(model, whole)
         expected = layout.tokens(whole)
         tokens = torch.arange(0, expected.shape[1], 3)
