@@ -721,14 +721,14 @@ def test_training_that_keeps_no_cache_is_left_to_the_model(method):
         assert "gradient checkpointing" in fast.report.warnings[0] and fast.report.tokens == 8
 
 
-@pytest.mark.parametrize("method", METHODS, ids=IDS)
-@pytest.mark.parametrize(("batch", "pad"), ((1, 5), (3, 0), (3, 5)))
-def test_processors_know_the_padding_of_their_row(llama, method, batch, pad):
+@pytest.mark.parametrize("batch", (1, 3))
+def test_processors_know_the_padding_of_their_row(llama, batch):
     """transformers leaves padding out of the penalty by a length for each row."""
-    given = call(batch, pad, repetition_penalty=1.3)
+    given = call(batch, 5, repetition_penalty=1.3)
     plain = llama.generate(**given)
-    with mmaccel.accelerate(llama, method) as fast:
-        assert torch.equal(fast.generate(**given), plain)
+    for method in METHODS:
+        with mmaccel.accelerate(llama, method) as fast:
+            assert torch.equal(fast.generate(**given), plain), method
 
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=IDS[:3])
