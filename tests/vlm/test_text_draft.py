@@ -8,7 +8,7 @@ import torch
 
 import mmaccel
 from mmaccel.errors import SettingError
-from mmaccel.vlm import FusedDraft, TextDraft, examples, visual_examples
+from mmaccel.vlm import FusedDraft, ModelDraft, TextDraft, examples, visual_examples
 
 NEW = 40
 
@@ -139,13 +139,13 @@ def test_tokens_that_stand_for_pictures_are_not_drafted():
         assert fast.report.details["predicted"] >= 12
 
 
-def test_without_a_prediction_it_drafts_as_fused_draft(llama):
+def test_without_a_prediction_or_an_assistant_they_draft_as_fused_draft(llama):
     given, reports = call(), []
-    for method in (TextDraft(always=True), FusedDraft(always=True)):
+    for method in (TextDraft(always=True), ModelDraft(always=True), FusedDraft(always=True)):
         with mmaccel.accelerate(llama, method) as fast:
             fast.generate(**given)
             reports.append((fast.report.forwards, fast.report.details))
-    assert reports[0] == reports[1]
+    assert reports[0] == reports[1] == reports[2]
 
 
 def test_a_prediction_is_for_no_other_run_of_a_comparison(llama):
