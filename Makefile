@@ -16,13 +16,14 @@ help: ## this list
 run: $(USABLE) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
 	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
 
-# One thread for each process, as several run at once, and nothing from the network.
+# One thread for each process, as several run at once, and nothing from the network. Files run in their order: sorted by
+# their numbers of tests, those of one test that compile kernels for long would come last, all for the same process.
 test: export OMP_NUM_THREADS := 1
 test: export HF_HUB_OFFLINE := 1
 test: $(INSTALLED) ## lint and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -P -X faulthandler -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -P -X faulthandler -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 types: $(INSTALLED) ## check the types
 	$(BIN)/mypy -p mmaccel

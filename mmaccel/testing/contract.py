@@ -87,7 +87,12 @@ class Example:
     @cached_property
     def adapter_family(self) -> str:
         """The family of the adapter that is found for the target."""
-        return find_adapter(self.build()[0]).family
+        return find_adapter(self.shared[0]).family
+
+    @cached_property
+    def shared(self) -> tuple[Any, Arguments]:
+        """A target, and the arguments of its call, for all clauses that need no new one."""
+        return self.build()
 
     @cached_property
     def plain(self) -> torch.Tensor:
@@ -188,13 +193,14 @@ def engaged_and_clean(method: type[Method], example: Example) -> None:
         assert len(lines) - len(report.warnings) <= 8, "more than 8 lines of figures"
         assert all(any(text in line for line in lines) for text in report.warnings), "a warning is left out"
         json.dumps(report.to_dict())
-    assert before.keys() == snapshot(model).keys() and after_plain == snapshot(model), "left a trace"
+    left = snapshot(model)
+    assert before.keys() == left.keys() and after_plain == left, "left a trace"
     assert torch.equal(example.run(model, arguments), plain), "the model gives other tokens than before"
 
 
 def neutral(method: type[Method], example: Example) -> None:
     """The neutral settings are bit-identical to the target without the method."""
-    (model, arguments), plain = example.build(), example.plain
+    (model, arguments), plain = example.shared, example.plain
     with accelerate(model, method(**example.settings(method.neutral))) as session:
         torch.manual_seed(0)
         assert torch.equal(example.run(session, arguments, seed=None), plain), "neutral settings change the output"
@@ -202,7 +208,7 @@ def neutral(method: type[Method], example: Example) -> None:
 
 def seeded(method: type[Method], example: Example) -> None:
     """A generator makes runs repeatable and leaves the global random state alone."""
-    model, arguments = example.build()
+    model, arguments = example.shared
     with accelerate(model, method(**example.settings(method.engaging))) as session:
         state = torch.get_rng_state()
         first = example.run(session, arguments, batch=2)
@@ -213,7 +219,7 @@ def seeded(method: type[Method], example: Example) -> None:
 
 def shapes(method: type[Method], example: Example) -> None:
     """Batches of several sizes in one session, and the example's other shapes, as without the method."""
-    (model, arguments), plain = example.build(), example.plain_shapes
+    (model, arguments), plain = example.shared, example.plain_shapes
     with accelerate(model, method(**example.settings(method.engaging))) as session:
         sizes = [example.run(session, arguments, batch=batch).shape[0] for batch in (3, 1, 2)]
         fast = [example.run(session, arguments, batch=2, **variant).shape for variant in example.variants]

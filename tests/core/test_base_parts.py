@@ -81,7 +81,8 @@ def test_a_model_breaks_after_so_many_calls_and_is_whole_again():
 
 def test_both_ends_of_a_range_are_allowed():
     assert is_number(0, 0, 1) and is_number(1, 0, 1) and is_number(1.0, 0, 1) and is_count(1, 1) and is_count(3, 3, 3)
-    assert not is_count(0) and not is_count(2, 3) and not is_number(True, 0)
+    assert not is_count(0) and not is_count(2, 3) and not is_count(4, 1, 3) and not is_number(True, 0)
+    assert not is_number(float("nan"), 0) and not is_number(2.0, 0, 1) and not is_number(-1, 0)
     assert is_share(1) and is_share(0.1) and not any(map(is_share, (0, 1.1, True, "1", float("nan"))))
     assert not is_number(float("inf"), 0) and not is_number(10**400, 0) and not is_number(-(10**400), -float("inf"))
 

@@ -217,11 +217,6 @@ def test_kinds_of_values(value, count, number):
     assert is_count(value) is count and is_number(value, 0) is number
 
 
-def test_bounds_of_values():
-    assert is_count(3, 1, 3) and not is_count(4, 1, 3)
-    assert not is_number(float("nan"), 0) and not is_number(2.0, 0, 1) and not is_number(-1, 0)
-
-
 # Plans
 
 

@@ -53,27 +53,32 @@ class Streamer:
 
 @pytest.fixture(params=METHODS)
 def both(request):
-    """`call(**more)` gives what the plain model returns, and what the session does."""
+    """`call(more)` gives what the plain model returns, and what the session does; `plain` and `fast` one of them."""
     method = mmaccel.get_method(request.param)
     families = contract._claimed(method)
     examples = contract.examples(request.param.split(".")[0])
     example = next(example for example in examples if example.adapter_family in families)
-    model, arguments = example.build(0)
+    model, arguments = example.shared
+
+    def plain(more, without=(), target=model):
+        inputs = {name: value for name, value in arguments(1).items() if name not in without}
+        return target.generate(**inputs, **more())
+
+    def fast(more, without=()):
+        with mmaccel.accelerate(model, method.from_settings(example.settings(method.engaging))) as session:
+            return plain(more, without, session)
 
     def call(more, without=()):
-        inputs = {name: value for name, value in arguments(1).items() if name not in without}
-        plain = model.generate(**inputs, **more())
-        with mmaccel.accelerate(model, method.from_settings(example.settings(method.engaging))) as fast:
-            return plain, fast.generate(**inputs, **more())
+        return plain(more, without), fast(more, without)
 
-    call.model = model
+    call.model, call.plain, call.fast = model, plain, fast
     return call
 
 
-def test_a_configuration(both):
+def test_a_configuration(both, monkeypatch):
     config = copy.deepcopy(both.model.generation_config)
     config.update(max_new_tokens=5, min_new_tokens=5, do_sample=False)
-    both.model.generation_config.max_new_tokens = 2
+    monkeypatch.setattr(both.model.generation_config, "max_new_tokens", 2)
     before = both.model.generation_config.to_dict()
     plain, fast = both(lambda: {"generation_config": config}, LENGTHS)
     assert fast.shape == plain.shape and both.model.generation_config.to_dict() == before
@@ -88,8 +93,7 @@ def test_a_processor_of_logits(both):
 def test_a_stopping_criterion(both):
     plain, fast = both(lambda: {"stopping_criteria": [After(2)], "min_new_tokens": 0}, LENGTHS[1:2])
     assert fast.shape == plain.shape
-    longer, _ = both(dict)
-    assert fast.shape[1] < longer.shape[1]
+    assert fast.shape[1] < both.plain(dict).shape[1]
 
 
 def test_a_streamer(both):
@@ -112,4 +116,4 @@ def test_a_dictionary(both):
     plain, fast = both(lambda: more)
     assert type(fast) is type(plain) and fast.sequences.shape == plain.sequences.shape
     assert len(fast.scores) == len(plain.scores) and len(fast.logits) == len(plain.logits)
-    assert torch.equal(both(dict)[1], fast.sequences)
+    assert torch.equal(both.fast(dict), fast.sequences)

@@ -17,6 +17,7 @@ import wave
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pages as site
@@ -168,10 +169,10 @@ def _mmaccel(words):
     if HUB_ID.search(shlex.join(words)):
         return
     if words[0] == "demo":
-        _server(("demo",), "mmaccel")
+        _demo()
         return
     if words[0] == "serve":
-        _server(("serve", words[1]), get_modality(words[1]).model)
+        _served(words[1])
         return
     printed = _printed(*words)
     if target:
@@ -205,9 +206,9 @@ def _pipe(words):
     from mmaccel import speech
 
     samples = (speech.read_audio("talk.wav") * 32767).to(torch.int16).numpy().tobytes()
-    call = [sys.executable, "-P", "-m", "mmaccel", *words[1:]]
-    made = subprocess.run(call, input=samples, capture_output=True, timeout=300)
-    assert made.returncode == 0 and made.stdout.strip(), made.stderr.decode()
+    given = SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(samples)), isatty=lambda: False)
+    with mock.patch.object(sys, "stdin", given):
+        _printed(*words[1:])
 
 
 def _comfyui():
@@ -217,18 +218,33 @@ def _comfyui():
 
 
 @cache
-def _server(words, said):
-    """The demo or a server starts, answers, and ends when it is told to."""
+def _served(kind):
+    """A server answers; that it ends when it is told to, another test sees."""
+    from listening import listening
+
+    answers = []
+
+    def ask(endpoint, limits, *_):
+        with listening(endpoint, limits) as (_, address), urllib.request.urlopen(f"{address}/health") as page:
+            answers.append(page.read().decode())
+
+    with mock.patch("mmaccel.serve.run.serve", ask), mock.patch.object(zoo, "load", _load):
+        assert cli.main(["serve", kind, "--port", "0"]) == 0
+    assert len(answers) == 1 and get_modality(kind).model in answers[0]
+
+
+@cache
+def _demo():
+    """The demo starts, answers, and ends when it is told to."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    call = [sys.executable, "-P", "-m", "mmaccel", *words, "--port", str(port)]
+    call = [sys.executable, "-P", "-m", "mmaccel", "demo", "--port", str(port)]
     with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as server:
         try:
             line = next(line for line in server.stdout if "http" in line)
-            address = re.search(r"http://[\w.:]+", line)[0]
-            with urllib.request.urlopen(f"{address}/health" if words[0] == "serve" else address) as page:
-                assert said in page.read().decode()
+            with urllib.request.urlopen(re.search(r"http://[\w.:]+", line)[0]) as page:
+                assert "mmaccel" in page.read().decode()
         finally:
             server.terminate()
 

@@ -172,7 +172,7 @@ def test_small_batches_with_a_budget(batch):
     budget.width = lambda: (widths.add(choose()), choose())[1]
     budget.observe = lambda width, emitted, _: observe(width, emitted, cost.seconds(width))
     generator, rows = torch.Generator().manual_seed(3), []
-    for _ in range(2700 // batch):
+    for _ in range(900):
         toy = Toy(batch, length=4, codes=2, distribution=2)
         toy.generator = generator
         rows.append(decode_window(toy, budget))

@@ -168,9 +168,12 @@ def test_what_is_kept_of_a_calibration(monkeypatch):
 
 def test_bounds_of_the_arguments():
     assert not kernels.should_use_sparse(1, 1)
-    for density, n in ((-0.01, 1), (float("nan"), 1), (0.5, -1)):
-        with pytest.raises(ValueError, match="must be"):
-            kernels.should_use_sparse(density, n)
+    for density in (-0.01, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="^density must be "):
+            kernels.should_use_sparse(density, 1)
+    for n in (0, -1):
+        with pytest.raises(ValueError, match="^n must be "):
+            kernels.should_use_sparse(0.5, n)
 
 
 def test_two_threads_do_not_measure_against_each_other(monkeypatch):
@@ -199,12 +202,6 @@ def test_lengths_in_between(monkeypatch):
     assert not kernels.should_use_sparse(1.0, 99999)
     monkeypatch.setattr(calibration, "_kept", lambda *_: pytest.fail("a plan of all blocks needs no measurement"))
     assert not kernels.should_use_sparse(1.0, 1024)
-
-
-@pytest.mark.parametrize(("name", "arguments"), (("density", (1.1, 9)), ("density", (-0.1, 9)), ("n", (0.5, 0))))
-def test_bad_arguments(name, arguments):
-    with pytest.raises(ValueError, match=f"^{name} must be "):
-        kernels.should_use_sparse(*arguments)
 
 
 @pytest.mark.parametrize("pays", (False, True))

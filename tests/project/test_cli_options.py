@@ -253,6 +253,8 @@ def test_settings_as_they_are_typed():
     for text in ("image.ZipAR:window", "image.ZipAR:window=2,verify"):
         with pytest.raises(SettingError, match="KEY=VALUE after the colon, such as image.ZipAR:window=4"):
             model_arguments.parse_method(text)
+    with pytest.raises(SettingError, match="window twice"):
+        model_arguments.parse_method("image.ZipAR:window=2,window=8")
     assert [model_arguments.value_of(text) for text in ("None", "true", "3", "[" * 10**5, "a=b")] == [
         *(None, True, 3),
         *("[" * 10**5, "a=b"),

@@ -1,7 +1,6 @@
 """Every keyword of the public functions is given by some test; a new one needs a test of its own."""
 
 import ast
-import importlib
 import inspect
 from collections import defaultdict
 from functools import cache
@@ -11,7 +10,6 @@ import pytest
 
 import mmaccel
 from mmaccel import image, speech, video, vlm, zoo
-from mmaccel.image import examples as image_examples
 
 TESTS = Path(__file__).parents[1]
 CLASSES = (
@@ -87,29 +85,3 @@ def _counts(parameters, keyword):
     """How many arguments a call has that gives it by its place."""
     first = parameters.index(keyword) + (parameters[0] != "self")
     return range(first, len(parameters) + 1)
-
-
-def test_tune_hands_on_what_compare_takes(monkeypatch):
-    def compare(target, *methods, **inputs):
-        raise mmaccel.SettingError(str(sorted(inputs.items())))
-
-    monkeypatch.setattr(importlib.import_module("mmaccel.tuning.tune"), "compare", compare)
-    model, _ = image_examples.janus()
-    more = {"processor": "a processor", "ranks": True, "rounds": 4, "seeds": (5, 6), "simple": False}
-    with pytest.raises(mmaccel.SettingError) as stop:
-        mmaccel.tune(model, image.ZipAR, grid={"window": (2,)}, floor=5, **more)
-    assert str(stop.value) == str(sorted(more.items()))
-
-
-def test_transcribe_hands_on_what_a_recogniser_takes(monkeypatch):
-    module, made = importlib.import_module("mmaccel.speech.stream.transcribe"), []
-
-    def recognizer(*args, **more):
-        made.append((args, more))
-
-    monkeypatch.setattr(module, "as_recognizer", recognizer)
-    monkeypatch.setattr(module, "read_audio", lambda path: "samples")
-    monkeypatch.setattr(module, "transcribe_samples", lambda *args: args)
-    told = {"language": "de", "task": "translate", "prompt": "Molloy", "rejoin": 14.0}
-    found = module.transcribe("talk.wav", "model", processor="p", endpoint="energy", context=7, progress=True, **told)
-    assert found == ("samples", None, True) and made == [(("model", "p", "energy", 7), told)]

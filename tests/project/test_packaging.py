@@ -77,18 +77,16 @@ def _in_a_new_process(*lines):
     assert done.returncode == 0, done.stderr
 
 
-def test_importing_loads_no_triton():
-    _in_a_new_process(
-        "import sys, mmaccel, mmaccel.kernels, mmaccel.kernels.policies, mmaccel.video, mmaccel.vlm",
-        "assert 'triton' not in sys.modules and 'mmaccel.kernels.gpu' not in sys.modules",
-    )
-
-
-def test_packages_are_there_after_importing_mmaccel_alone():
+def test_packages_are_there_after_importing_mmaccel_alone_and_load_what_they_need():
     _in_a_new_process(
         "import sys, mmaccel",
         "assert {'canvas', 'decoding', 'image', 'kernels', 'speech', 'video', 'vlm', 'zoo'} <= set(dir(mmaccel))",
+        "mmaccel.compare, mmaccel.Comparison",
         "assert not hasattr(mmaccel, 'nothing') and 'torch' not in sys.modules",
+        "import mmaccel.stepping",
+        "assert not {'diffusers', 'transformers'} & set(sys.modules)",
+        "import mmaccel.kernels, mmaccel.kernels.policies, mmaccel.video, mmaccel.vlm",
+        "assert 'triton' not in sys.modules and 'mmaccel.kernels.gpu' not in sys.modules",
         "assert mmaccel.video.EasyCache().name == 'video.EasyCache' and 'tiny-wan' in mmaccel.zoo.names()",
         "assert callable(mmaccel.kernels.block_sparse_attention)",
     )

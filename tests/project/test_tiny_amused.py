@@ -151,9 +151,7 @@ def test_settings_of_other_samplers_are_refused(setting):
         painter.inputs(["pizza"], generation.ImageSettings(**{setting: 1}))
 
 
-def test_what_is_no_masked_picture_is_refused_as_before():
-    with pytest.raises(UnsupportedTargetError, match="draws no pictures"):
-        generation.load("tiny-wan")
+def test_a_preset_that_its_family_lacks_is_refused():
     with pytest.raises(UnsupportedTargetError, match="no preset 'exact'"):
         mmaccel.accelerate(zoo.load(NAME), preset="exact")
 

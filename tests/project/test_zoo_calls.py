@@ -9,7 +9,6 @@ from diffusers import WanPipeline
 
 from mmaccel import zoo
 from mmaccel.cli.command import check_example
-from mmaccel.cli.model_arguments import parse_method
 from mmaccel.errors import PromptError, SettingError, UnknownNameError
 from mmaccel.modality import get_modality
 from mmaccel.vlm import reading
@@ -169,14 +168,6 @@ def test_an_example_or_all_of_ones_own():
             check_example(own, given, "a clip")
     with pytest.raises(SettingError, match="--example replaces a file of your own"):
         check_example(shipped, [None, "what?"], "a clip")
-
-
-def test_settings_of_a_method_have_an_equals_sign():
-    assert parse_method("image.ZipAR: window = 2,,verify=true").settings()["verify"] is True
-    with pytest.raises(SettingError, match="window twice"):
-        parse_method("image.ZipAR:window=2,window=8")
-    with pytest.raises(SettingError, match=r"--method ZipAR:window: write KEY=VALUE .*ZipAR:window=4"):
-        parse_method("ZipAR:window")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ QUICK = ("HeterogeneousSteps", "EasyCache", "BlockCache")
 
 @pytest.mark.parametrize("name", rows())
 def test_a_class_does_what_the_table_says(name):
-    found = tried(name, {label: METHODS[label] for label in QUICK}, EXACT[:2])
+    found = tried(name, {label: METHODS[label] for label in QUICK}, EXACT[1:2])
     told = TABLE[name]
     assert found["exact"] and found["clean"]
     assert found["work"] == {label: told["work"][label] for label in QUICK if label in told["work"]}
@@ -98,6 +98,7 @@ def test_tokens_that_are_computed_alone_come_out_as_among_all(name):
     with ExitStack() as stack:
         part, call = PartialForward(model, stack), {**inputs, "return_dict": False}
         whole = part.keeping(0, model.forward, (), call)[0]
+        assert torch.equal(whole, model(**call)[0])
         layout = layout_of(model, whole)
         expected = layout.tokens(whole)
         tokens = torch.arange(0, expected.shape[1], 3)

@@ -1,6 +1,7 @@
 """What users put on a transformer beside mmaccel: torch.compile, LoRA by peft, offloading by accelerate."""
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -41,6 +42,14 @@ def fast_run(pipe, call, method):
         return fast(**call)[0], fast.report
 
 
+@cache
+def untouched(method):
+    """What a pipeline on which nothing was put gives: plain, and with a method with its report."""
+    pipe, arguments = examples.wan_pipeline()
+    call = arguments(1, steps=12)
+    return pipe(**call)[0], *fast_run(pipe, call, method)
+
+
 def whole(transformer):
     transformer.compile(backend="eager")
 
@@ -71,7 +80,8 @@ def frames_of_ours(monkeypatch):
 )
 def test_compiled_code_stays_compiled_and_ours_is_not_traced(wan, method, compiled, monkeypatch):
     pipe, call = wan
-    plain, (expected, report) = pipe(**call)[0], fast_run(pipe, call, method)
+    plain, expected, report = untouched(method)
+    pipe(**call)
     compiled(pipe.transformer)
     before, traced = snapshot(pipe), frames_of_ours(monkeypatch)
     output, again = fast_run(pipe, call, method)
@@ -134,7 +144,7 @@ def add_lora(pipe):
 @pytest.mark.parametrize("method", (STEPS_ONLY[1], BLOCKS[0], *TOKENS), ids=str)
 def test_lora_before_or_after(wan, method):
     pipe, call = wan
-    plain, (without, _) = pipe(**call)[0], fast_run(pipe, call, method)
+    plain, without, _ = untouched(method)
     with mmaccel.accelerate(pipe, method) as fast:
         add_lora(pipe)
         after = fast(**call)[0]
@@ -151,7 +161,7 @@ def test_lora_before_or_after(wan, method):
 def test_every_call_of_an_off_loaded_pipeline_is_fast(wan, method, late):
     """After each the pipeline takes its hooks off, and puts them on again."""
     pipe, call = wan
-    plain, (expected, report) = pipe(**call)[0], fast_run(pipe, call, method)
+    plain, expected, report = untouched(method)
     if not late:
         pipe.enable_model_cpu_offload(device="cpu")
     with mmaccel.accelerate(pipe, method) as fast:
@@ -167,7 +177,7 @@ def test_every_call_of_an_off_loaded_pipeline_is_fast(wan, method, late):
 @pytest.mark.parametrize("method", (STEPS_ONLY[1], BLOCKS[0], *TOKENS), ids=str)
 def test_offloading_before_or_after(wan, method):
     pipe, call = wan
-    plain, (expected, _) = pipe(**call)[0], fast_run(pipe, call, method)
+    plain, expected, _ = untouched(method)
     hook = CpuOffload(execution_device=torch.device("cpu"))
     add_hook_to_module(pipe.transformer, hook)
     assert torch.equal(fast_run(pipe, call, method)[0], expected)
@@ -192,7 +202,7 @@ def offload_in_groups(transformer, level):
 @pytest.mark.parametrize("method", (*STEPS_ONLY, *BLOCKS, *TOKENS, SPARSE), ids=str)
 def test_every_call_is_fast_where_groups_are_prefetched(wan, method, level):
     pipe, call = wan
-    plain, (expected, report) = pipe(**call)[0], fast_run(pipe, call, method)
+    plain, expected, report = untouched(method)
     offload_in_groups(pipe.transformer, level)
     mmaccel.accelerate(pipe, method).remove()
     with mmaccel.accelerate(pipe, method) as fast:

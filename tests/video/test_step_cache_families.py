@@ -55,7 +55,7 @@ def test_what_is_reused_is_what_would_be_computed(name):
     """Where latents and timestep stand still, every step's prediction is the first one's."""
     pipe, start, call = loop.pipeline(name)
     expected = pipe(start, call, still=True)
-    for method in METHODS[1:]:  # EasyCache wants its input to move
+    for method in METHODS[3:]:  # EasyCache wants its input to move, and the two behind it run on every class
         if works(pipe, method):
             with mmaccel.accelerate(pipe, method) as fast:
                 out = fast(start, call, still=True)

@@ -8,7 +8,7 @@ import mmaccel
 from mmaccel.cache import EvictingCache, RaggedLayer
 from mmaccel.errors import SettingError
 from mmaccel.kernels import policies
-from mmaccel.vlm import CompressKV, examples
+from mmaccel.vlm import CompressKV
 from mmaccel.vlm.decoder.attention import SessionAttention
 from mmaccel.vlm.decoder.call import AttentionCall, GenerateRun
 
@@ -17,11 +17,6 @@ LENGTH, COUNT = 320, 160
 
 class Layer(torch.nn.Module):
     layer_idx, is_causal, num_key_value_groups = 0, True, 2
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return examples.llama()
 
 
 def states(queries=LENGTH, keys=LENGTH, seed=0):

@@ -58,7 +58,8 @@ def check(method, x, scores, key):
 @pytest.mark.parametrize("kind", ("random", "still", "constant", "scenes"))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16), ids=str)
 def test_invariants(cls, kind, dtype):
-    for seed, (frames, length) in enumerate(SHAPES):
+    shapes = SHAPES if dtype == torch.float32 else SHAPES[1::2]  # what rounding changes shows on any
+    for seed, (frames, length) in enumerate(shapes):
         inputs = video(seed, frames, length, kind, dtype=dtype)
         total = frames * length
         for settings in ({"keep": s} for s in (0.001, 0.15, 0.5, 0.95)):

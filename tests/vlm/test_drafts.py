@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from functools import cache
 
 import pytest
 import torch
@@ -65,15 +66,26 @@ def llama():
     return examples.llama()[0]
 
 
+@cache
+def without_drafts(build, batch, pad, eos=None):
+    """A model, and what it writes: the same for all methods."""
+    model = build()
+    return model, model.generate(**call(batch, pad, eos_token_id=eos))
+
+
+def plain_llama():
+    return examples.llama()[0]
+
+
 @pytest.mark.parametrize("method", METHODS, ids=IDS)
 @pytest.mark.parametrize("eos", (None, 7))
-@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (1, 5), (3, 0), (3, 5), (8, 5)))
-def test_texts_of_a_batch_are_those_of_the_model(llama, method, batch, pad, eos):
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (1, 5), (3, 0), (8, 5)))
+def test_texts_of_a_batch_are_those_of_the_model(method, batch, pad, eos):
     """Rows accept different numbers of drafts, end at different times, and are padded; twice, with what was learned."""
     given = call(batch, pad, eos_token_id=eos)
-    plain = llama.generate(**given)
+    llama, plain = without_drafts(plain_llama, batch, pad, eos)
     with mmaccel.accelerate(llama, method) as fast:
-        for _ in range(3):
+        for _ in range(2):
             assert torch.equal(fast.generate(**given), plain)
     report = fast.report
     assert report.exact and report.tokens <= batch * NEW
@@ -83,10 +95,9 @@ def test_texts_of_a_batch_are_those_of_the_model(llama, method, batch, pad, eos)
 
 @pytest.mark.parametrize("build", (gemma3, deepseek_v3), ids=lambda build: build.__name__)
 @pytest.mark.parametrize("method", METHODS, ids=IDS)
-@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 5), (8, 5)))
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (8, 5)))
 def test_caches_of_other_kinds(build, method, batch, pad):
-    model, given = build(), call(batch, pad)
-    plain = model.generate(**given)
+    (model, plain), given = without_drafts(build, batch, pad), call(batch, pad)
     with mmaccel.accelerate(model, method) as fast:
         for _ in range(2):
             result = fast.generate(**given, return_dict_in_generate=True)
@@ -99,11 +110,10 @@ def test_caches_of_other_kinds(build, method, batch, pad):
 
 @pytest.mark.parametrize("build", (mixtral, qwen3_next), ids=("trees", "chains"))
 @pytest.mark.parametrize("method", METHODS[:3], ids=IDS[:3])
-@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (1, 5), (3, 0), (3, 5)))
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 5)))
 def test_router_logits_are_left_out(build, method, batch, pad):
     """Which a config asks for that was trained with their loss: that takes no mask of a pass over drafts."""
-    model, given = build(), call(batch, pad)
-    plain = model.generate(**given)
+    (model, plain), given = without_drafts(build, batch, pad), call(batch, pad)
     for config, argument in ((True, {}), (False, {"output_router_logits": True})):
         model.config.output_router_logits = config
         with mmaccel.accelerate(model, method) as fast:
@@ -113,21 +123,29 @@ def test_router_logits_are_left_out(build, method, batch, pad):
         assert model.config.output_router_logits is config
 
 
+@cache
+def gone_on_with(build, eos):
+    """A model, what it writes, the call that goes on with that, and what is written then: for all methods."""
+    model, given = build(), call(eos_token_id=eos, return_dict_in_generate=True, output_logits=True)
+    plain = model.generate(**given)
+    more = {"input_ids": torch.cat([plain.sequences, given["input_ids"][:, :7]], 1), "max_new_tokens": NEW}
+    more |= {"do_sample": False, "eos_token_id": None}
+    return model, plain, more, model.generate(**more, past_key_values=plain.past_key_values)
+
+
 @pytest.mark.parametrize("build", (qwen3_next, falcon_h1, lfm2), ids=lambda build: build.__name__)
 @pytest.mark.parametrize("method", (*METHODS[:3], TextDraft(always=True)), ids=(*IDS[:3], "text"))
 @pytest.mark.parametrize("eos", (None, 7))
 def test_states_are_put_back(build, method, eos):
     """After a rejected draft, and when the text ends with one: a text that goes on from the cache is the model's."""
-    model, given = build(), call(eos_token_id=eos, return_dict_in_generate=True, output_logits=True)
-    plain = model.generate(**given)
-    more = {"input_ids": torch.cat([plain.sequences, given["input_ids"][:, :7]], 1), "max_new_tokens": NEW}
-    further = model.generate(**more, do_sample=False, eos_token_id=None, past_key_values=plain.past_key_values)
+    given = call(eos_token_id=eos, return_dict_in_generate=True, output_logits=True)
+    model, plain, more, further = gone_on_with(build, eos)
     accepted = rejected = 0
     expected = plain.sequences[0, given["input_ids"].shape[1] :].clone()
     expected[2::5] = 3
     known = {"prediction": expected} if isinstance(method, TextDraft) else {}
     with mmaccel.accelerate(model, method) as fast:
-        for _ in range(3):
+        for _ in range(2):
             result = fast.generate(**given, **known)
             accepted += fast.report.details["accepted"]
             rejected += fast.report.details["drafted"] - fast.report.details["accepted"]
@@ -135,8 +153,7 @@ def test_states_are_put_back(build, method, eos):
             assert result.past_key_values.get_seq_length() == plain.sequences.shape[1] - 1
             assert not any("the model's own loop" in warning for warning in fast.report.warnings)
             torch.testing.assert_close(torch.stack(result.logits), torch.stack(plain.logits), rtol=1e-3, atol=1e-3)
-            again = fast.generate(**more, do_sample=False, eos_token_id=None, past_key_values=result.past_key_values)
-            assert torch.equal(again, further)
+            assert torch.equal(fast.generate(**more, past_key_values=result.past_key_values), further)
     assert accepted and (rejected or not known)
 
 
@@ -151,7 +168,7 @@ def test_attention_that_other_methods_cannot_take_over(build):
 
 
 @pytest.mark.parametrize("build", (gemma3, mistral), ids=lambda build: build.__name__)
-@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 5), (8, 5)))
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (8, 5)))
 @pytest.mark.parametrize("bare", (False, True))
 def test_trees_and_batches_beside_windows(build, batch, pad, bare):
     """Of three times the window, and the cache afterwards is what the model's own loop leaves.
@@ -270,7 +287,7 @@ def test_states_that_a_pass_of_several_tokens_does_not_begin_at(build, batch):
 
 
 @pytest.mark.parametrize("family", ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "onevision", "internvl", "smolvlm"))
-@pytest.mark.parametrize("batch", (1, 3, 8))
+@pytest.mark.parametrize("batch", (1, 8))
 def test_answers_about_pictures(family, batch):
     """Positions of three axes and padded prompts; tokens that stand for pictures are never drafted."""
     model, arguments = getattr(visual_examples, family)()
@@ -704,14 +721,14 @@ def test_training_that_keeps_no_cache_is_left_to_the_model(method):
         assert "gradient checkpointing" in fast.report.warnings[0] and fast.report.tokens == 8
 
 
-@pytest.mark.parametrize("method", METHODS, ids=IDS)
-@pytest.mark.parametrize(("batch", "pad"), ((1, 5), (3, 0), (3, 5)))
-def test_processors_know_the_padding_of_their_row(llama, method, batch, pad):
+@pytest.mark.parametrize("batch", (1, 3))
+def test_processors_know_the_padding_of_their_row(llama, batch):
     """transformers leaves padding out of the penalty by a length for each row."""
-    given = call(batch, pad, repetition_penalty=1.3)
+    given = call(batch, 5, repetition_penalty=1.3)
     plain = llama.generate(**given)
-    with mmaccel.accelerate(llama, method) as fast:
-        assert torch.equal(fast.generate(**given), plain)
+    for method in METHODS:
+        with mmaccel.accelerate(llama, method) as fast:
+            assert torch.equal(fast.generate(**given), plain), method
 
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=IDS[:3])

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from draft_models import NEW, call, falcon_h1, gemma2, gemma3, lfm2, mistral, qwen3_next
+from draft_models import call, falcon_h1, gemma2, gemma3, lfm2, mistral, qwen3_next
 from noted_streamer import NotedStreamer
 from transformers import DynamicCache, StoppingCriteria
 
 import mmaccel
 from mmaccel.vlm import SuffixDecoding, TextDraft, examples
 
-PROMPT = 36
+PROMPT, NEW = 36, 24
 
 
 def llama():
@@ -65,7 +65,7 @@ def go_on(model, plain, given, cache):
 @pytest.mark.parametrize("method", (TextDraft(always=True), SuffixDecoding(shortest=1)), ids=lambda method: method.name)
 def test_a_text_goes_on_from_the_cache_of_one_that_broke_off(build, method):
     """In trees and in chains, beside windows and states; within drafts that are right, and within wrong ones."""
-    model, given = build(), call()
+    model, given = build(), call(max_new_tokens=NEW)
     plain = model.generate(**given)
     known = {"prediction": wrong_in_part(plain)} if isinstance(method, TextDraft) else {}
     with mmaccel.accelerate(model, method) as fast:
@@ -82,7 +82,7 @@ def test_a_text_goes_on_from_the_cache_of_one_that_broke_off(build, method):
 @pytest.mark.parametrize("pad", (0, 5))
 def test_the_texts_of_a_batch_go_on_from_the_cache_of_those_that_broke_off(build, pad):
     """It holds what all of them have."""
-    model, given = build(), call(3, pad)
+    model, given = build(), call(3, pad, max_new_tokens=NEW)
     plain = model.generate(**given)
     end = next(token for token in range(4, 64) if token not in plain)  # without one the model's own loop runs
     asked = {**given, "eos_token_id": end, "prediction": wrong_in_part(plain)}

@@ -73,8 +73,11 @@ def plain_distribution(batch):
     return distribution(lambda: (model.generate(**call(batch)), 0))[0]
 
 
-@pytest.mark.parametrize("batch", (1, 2))
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    ("method", "batch"),
+    [*((method, 2) for method in METHODS), *((method, 1) for method in METHODS[2:])],  # 1 has four times as many texts
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_the_distribution_is_that_of_the_model(method, batch):
     model, given, plain = examples.llama()[0], call(batch), plain_distribution(batch)
     known = {"prediction": [[7, 8, 9, 10]]} if isinstance(method, TextDraft) else {}

@@ -34,11 +34,6 @@ LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_fact
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 
 
-@pytest.fixture(scope="module")
-def llama():
-    return examples.llama()
-
-
 @pytest.fixture
 def joined(tmp_path):
     return JoinedContext(folder=str(tmp_path / "kept"), least=8, recomputed=4)

@@ -24,11 +24,6 @@ METHODS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def llama():
-    return examples.llama()
-
-
 def everything(q, k, lengths, *, count, state, scale):
     """A policy that chooses all tokens."""
     return torch.arange(k.shape[2], dtype=torch.int32).expand(*k.shape[:2], -1)

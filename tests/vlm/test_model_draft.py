@@ -88,15 +88,6 @@ def test_no_guess_is_asked_for_where_nothing_can_be_drafted(llama, monkeypatch):
         drafter.propose(1)
 
 
-def test_an_assistant_is_of_one_call_and_without_one_it_drafts_as_fused_draft(llama):
-    given, reports = call(), []
-    for method in (ModelDraft(always=True), FusedDraft(always=True)):
-        with mmaccel.accelerate(llama, method) as fast:
-            fast.generate(**given)
-            reports.append((fast.report.forwards, fast.report.details))
-    assert reports[0] == reports[1]
-
-
 def test_a_reader_of_pictures_with_an_assistant_that_sees_none():
     model, arguments = visual_examples.qwen2_5_vl()
     given = arguments(1, max_new_tokens=16)

@@ -28,11 +28,6 @@ DROP = PrefillDrop(keep=0.4, layer=0, window=8, min_length=32)
 TWICE = PrefillDrop(keep=(0.4, 0.15), layer=0, window=8, min_length=32)
 
 
-@pytest.fixture(scope="module")
-def llama():
-    return examples.llama()
-
-
 def neox():
     """Whose layers get their cache by another name than the model."""
     return sharp(GPTNeoXForCausalLM, GPTNeoXConfig)

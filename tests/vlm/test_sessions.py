@@ -37,11 +37,6 @@ SPARSE = SparsePrefill(**SparsePrefill.engaging)
 METHODS = (SPARSE, SelectKV(**SelectKV.engaging), CompressKV(**CompressKV.engaging))
 
 
-@pytest.fixture(scope="module")
-def llama():
-    return examples.llama()
-
-
 def tiny(model, config, **more):
     model = model(config(**{**examples.TEXT, **more})).eval()
     model.generation_config.eos_token_id = None

@@ -24,11 +24,6 @@ from mmaccel.vlm.context.prompt import unfit_for_context
 LENGTH = 80
 
 
-@pytest.fixture(scope="module")
-def llama():
-    return examples.llama()
-
-
 @pytest.fixture
 def stored(tmp_path):
     return StoredContext(folder=str(tmp_path / "kept"), least=20)

@@ -19,11 +19,6 @@ METHODS = (
 TURNS = pytest.mark.parametrize("method", METHODS, ids=str)
 
 
-@pytest.fixture(scope="module")
-def llama():
-    return examples.llama()
-
-
 def turn(session, ids, mask, cache, new=4):
     """Generate with the cache of the turn before; returns tokens, mask and cache."""
     result = session.generate(

@@ -107,9 +107,10 @@ def test_scale_and_strides_of_chosen_tokens(agrees, draw, split, splits):
     q, k, v = draw(query_heads=4, key_heads=2, queries=2, keys=80, width=16)
     lengths, chosen = torch.tensor([70, 80]), select((70, 80), 2, 2, 40)
     mask = torch.stack([torch.eye(2), torch.ones(2, 2).tril()]).bool()
-    for tokens in (chosen, chosen.transpose(0, 1).contiguous().transpose(0, 1), chosen.mT.contiguous().mT):
-        for window in (None, mask, mask.mT.contiguous().mT, mask[:1].expand(2, -1, -1)):
-            agrees(verify_attention, q, k, v, lengths, tokens, window, scale=0.15)
+    for tokens in (chosen.transpose(0, 1).contiguous().transpose(0, 1), chosen.mT.contiguous().mT):
+        agrees(verify_attention, q, k, v, lengths, tokens, mask, scale=0.15)
+    for window in (None, mask, mask.mT.contiguous().mT, mask[:1].expand(2, -1, -1)):
+        agrees(verify_attention, q, k, v, lengths, chosen, window, scale=0.15)
     agrees(verify_attention, q, k, v, lengths, scale=0.15)
 
 
