@@ -141,6 +141,11 @@ def _machine_of(name: str) -> str:
     """The processor that a benchmark ran on, by one thread."""
     header = _result(name)["header"]
     assert header["threads"] == 1
+    return processor(header)
+
+
+def processor(header: dict[str, Any]) -> str:
+    """Its name as people say it."""
     return str(header["machine"]["processor"]).replace("(R)", "").removesuffix(" Processor")
 
 

@@ -43,7 +43,7 @@ class RowPair:
     @property
     def label(self) -> str:
         """The method, and what distinguishes it from the other rows."""
-        setup = [f"{name} {_short(self.row[name])}" for name in SETUP if self.row.get(name) is not None]
+        setup = [f"{name} {_short(self.row[name])}" for name in SETUP if self.row.get(name) not in (None, "")]
         return ", ".join([results.called(self.row), *(text for text in setup if not text.startswith("table"))])
 
     @property

@@ -8,7 +8,10 @@ import pytest
 from mmaccel.bench import pages, selection
 from mmaccel.bench.benchmark import Benchmark, Section, by, in_one
 from mmaccel.bench.resume import Unfinished, measure
+from mmaccel.comparison.results import result
 from mmaccel.comparison.results import row as full_row
+from mmaccel.demos.pages import other_processor
+from mmaccel.errors import SettingError, WeightsError
 
 MIXED = Section(lambda rows: {"": rows}, "none", is_mixed=True)
 PLAIN = Section(lambda rows: {"": rows}, "none")
@@ -221,3 +224,42 @@ def test_parts_are_made_in_order_and_at_the_length_that_was_asked_for(full, tmp_
         [each["method"] for each in result["rows"]] == [str(full)] and kept.path is None and list(kept.parts) == ["all"]
     )
     kept.remove()
+
+
+def on_two_processors(tmp_path, here=1.5, **machine):
+    """Results of a benchmark on two machines, in a folder each."""
+    found = []
+    for name, speedup, more in (("first", 3.0, {"processor": "one"}), ("second", here, machine)):
+        written = result([row(speedup=speedup, baseline="none"), row(f"only {name}")])
+        written["header"]["machine"] |= {"processor": "other(R) Processor", **more}
+        (tmp_path / name).mkdir(exist_ok=True)
+        found.append(tmp_path / name / "x.json")
+        found[-1].write_text(json.dumps(written))
+    return found
+
+
+def test_another_processor_is_set_beside_the_committed_rows(tmp_path):
+    first, second = on_two_processors(tmp_path, here=0.9)
+    found = other_processor.beside([second], first.parent)
+    assert [(each["label"], each["beside"], each["speedup"]) for each in found["rows"]] == [
+        ("a, baseline none", 3, 0.9)
+    ]
+    page = other_processor.page(found)
+    assert (
+        "| a, baseline none | no | 3.00x | 0.90x | 30% |" in page and "| method | exact | one | other | of it |" in page
+    )
+    assert "slower on other: a, baseline none (0.90x).\n" in page and "slower on one: none.\n" in page
+
+
+def test_other_processors_are_not_mixed(tmp_path):
+    first, second = on_two_processors(tmp_path)
+    third = second.with_name("y.json")
+    written = json.loads(second.read_text())
+    written["header"]["machine"]["cores"] = 99
+    third.write_text(json.dumps(written))
+    (first.parent / "y.json").write_text(first.read_text())
+    with pytest.raises(WeightsError, match="y.json is of another machine than .*x.json"):
+        other_processor.beside([second, third], first.parent)
+    second.write_text(json.dumps({**written, "rows": written["rows"][1:]}))
+    with pytest.raises(SettingError, match="no row in common"):
+        other_processor.beside([second], first.parent)
