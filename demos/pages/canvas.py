@@ -17,7 +17,6 @@ from mmaccel.canvas.outlooks.outlook import Outlook
 from mmaccel.canvas.verifiers.free_dave import FreeDave
 from mmaccel.canvas.verifiers.guided_commit import GuidedCommit
 from mmaccel.demos.pages.figures import beside
-from mmaccel.method import Method
 from mmaccel.registry import methods
 
 PROMPT = "big red heart on yellow"
@@ -64,12 +63,8 @@ def _jobs() -> dict[str, Callable[[], tuple[Image.Image, str]]]:
     found: dict[str, Callable[[], tuple[Image.Image, str]]] = {}
     for name, cls in methods().items():
         if issubclass(cls, CommitRule | Outlook | FreeDave) and cls is not GuidedCommit:
-            found[name] = partial(_drawn_by(cls), cls())
+            found[name] = partial(listed if MASKS in (cls.families or ()) else coded, cls())
     return found
-
-
-def _drawn_by(cls: type[Method[Any]]) -> Callable[[Any], tuple[Image.Image, str]]:
-    return listed if MASKS in (cls.families or ()) else coded
 
 
 JOBS = _jobs()

@@ -93,7 +93,7 @@ class OnevisionProcessor:
             inputs, lengths[self.image_token] = self._pictures(pictures, texts)
         if clips:
             inputs["pixel_values_videos"] = self._videos(clips)
-            lengths[self.video_token] = [self._video_tokens(len(clip)) for clip in clips]
+            lengths[self.video_token] = [len(clip) * math.ceil(self.side / 2) ** 2 + 1 for clip in clips]
         expanded = self._expanded(texts, lengths)
         return BatchFeature({**self.tokenizer(expanded, padding=padding, return_tensors=return_tensors), **inputs})
 
@@ -173,9 +173,6 @@ class OnevisionProcessor:
         return torch.stack(
             [self.frame_processor([_pil(f) for f in c], return_tensors="pt")["pixel_values"] for c in clips]
         )
-
-    def _video_tokens(self, frames: int) -> int:
-        return frames * math.ceil(self.side / 2) ** 2 + 1
 
     def _expanded(self, texts: list[str], lengths: dict[str, list[int]]) -> list[str]:
         for token, counts in lengths.items():

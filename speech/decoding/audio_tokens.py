@@ -69,7 +69,7 @@ def merge_tokens(
     places = [row.nonzero().squeeze(1) for row in real]
     unit = torch.nn.functional.normalize(features.detach().float(), dim=-1)
     runs = [similar_runs(row[place].cpu().numpy(), threshold) for row, place in zip(unit, places, strict=True)]
-    counts = [_count(keep, len(place), len(run)) for place, run in zip(places, runs, strict=True)]
+    counts = [min(max(1, round(keep * len(place))), len(run)) for place, run in zip(places, runs, strict=True)]
     if equal:
         most = min(max(counts), min(len(place) for place in places))
         counts = [most] * len(counts)
@@ -80,10 +80,6 @@ def merge_tokens(
     ]
     pad = torch.nn.utils.rnn.pad_sequence
     return MergedTokens(*(pad(list(part), batch_first=True) for part in zip(*rows, strict=True)))
-
-
-def _count(keep: float, tokens: int, runs: int) -> int:
-    return min(max(1, round(keep * tokens)), runs)
 
 
 def similar_runs(unit: np.ndarray, threshold: float) -> list[int]:

@@ -89,14 +89,10 @@ def decode(
     """
     limit = adapter.limit(encoded.seconds) if max_new_tokens is None else max_new_tokens
     limit = min(limit, adapter.room(prompt))
-    guess = RealignedDraft(_until_end(draft, adapter.end_tokens))
+    guess = RealignedDraft(list(itertools.takewhile(lambda token: token not in adapter.end_tokens, draft)))
     text, stats = _Text(adapter, encoded, prompt, cache, limit, gathering), Stats()
     draft_and_verify(guess, text, FixedWidth(sys.maxsize), stats)
     return Hypothesis(tuple(text.tokens), stats.forwards, text.ended, text.accepted)
-
-
-def _until_end(tokens: Sequence[int], ends: frozenset[int]) -> list[int]:
-    return list(itertools.takewhile(lambda token: token not in ends, tokens))
 
 
 class CrossPasses:

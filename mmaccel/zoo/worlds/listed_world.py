@@ -66,7 +66,7 @@ def draw_listing(
     """
     rng = np.random.default_rng(seed)
     cards = _cards(rng)
-    while _is_held_out(cards) != held_out:
+    while kept_out(" ".join(map(str, cards))) != held_out:
         cards = _cards(rng)
     papers = {color: paper(color, rng) for color in BACKGROUNDS}
     picture = papers[str(rng.choice(BACKGROUNDS))].copy()
@@ -83,10 +83,6 @@ def _cards(rng: np.random.Generator) -> tuple[Card, ...]:
         Card(int(cell) // SIDE, int(cell) % SIDE, str(rng.choice(NAMES)), str(rng.choice(BACKGROUNDS)))
         for cell in cells
     )
-
-
-def _is_held_out(cards: tuple[Card, ...]) -> bool:
-    return kept_out(" ".join(map(str, cards)))
 
 
 def _small(picture: np.ndarray) -> np.ndarray:
