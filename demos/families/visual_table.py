@@ -185,7 +185,7 @@ def placed(name: str, changes: int = 6) -> bool | None:
 
     def told(values: torch.Tensor) -> list[torch.Tensor]:
         visuals = adapter.encode(kind, KEYED, {**given, PIXELS[kind]: values})
-        return [torch.cat([part(visual) for visual in visuals]) for part in (_features, _keys)]
+        return [torch.cat([getattr(visual, part).flatten(0, 1) for visual in visuals]) for part in ("frames", "key")]
 
     before, generator = told(pixels), torch.Generator().manual_seed(1)
     for index in torch.randint(0, pixels.numel(), (changes,), generator=generator).tolist():
@@ -220,14 +220,6 @@ def still(given: dict[str, Any], clips: int = 2, frames: int = 12) -> dict[str, 
     entries = pixels.view(clips, frames, -1)
     entries[:, 1:-1] = entries[:, 1:2]
     return {**given, name: pixels}
-
-
-def _features(visual: Any) -> torch.Tensor:
-    return visual.frames.flatten(0, 1)
-
-
-def _keys(visual: Any) -> torch.Tensor:
-    return visual.key.flatten(0, 1)
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -18,12 +18,14 @@ import torch
 from diffusers import WanPipeline
 
 from mmaccel import zoo
+from mmaccel.zoo.worlds.moving_world import FAR
 
 from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
+from ..wan import vae
+from ..wan.parts import encode_captions
 from ..wan.train import CAPTION_DROPOUT
-from ..wan.vae import HELD_OUT, TRAINING, pool
-from . import data, shape
+from . import shape
 from .loss import BlockLoss, TrainingAttention
 
 FEW = 3  # blocks of a beginning, on which every second step trains
@@ -40,7 +42,7 @@ def train(size: str, pipeline: WanPipeline, clips: tuple[torch.Tensor, list[str]
     TrainingAttention.put_on(model)
     stage = Stage(size, model, optimizers_of(model, blocks=(".blocks.",)), args.minutes, args.output, average)
     latents, captions = clips
-    text = data.encoded_captions(pipeline, captions + [""])
+    text = encoded_captions(pipeline, captions + [""])
     random, loss_of = torch.Generator(args.device).manual_seed(args.seed + stage.step), BlockLoss(model)
     for _ in stage.shares(warmup=200, decay=0.7):
         with torch.autocast(torch.device(args.device).type, torch.bfloat16):
@@ -67,11 +69,26 @@ def _batch(
     return clips, text[words], uniform(args.batch, blocks), ends, noise
 
 
+def encoded_clips(
+    pipeline: WanPipeline, stream: int, seed: int, count: int, workers: int = 0
+) -> tuple[torch.Tensor, list[str]]:
+    """Normalised latents `[count, T, C, H, W]` in float16 on the pipeline's device, and captions."""
+    latents, captions = vae.encoded_clips(pipeline.vae, stream, seed, count, FAR, workers)
+    return latents.transpose(1, 2), captions
+
+
+@torch.no_grad()
+def encoded_captions(pipeline: WanPipeline, captions: list[str]) -> torch.Tensor:
+    """What the text encoder makes of captions, `[count, TEXT_LENGTH, D]`."""
+    parts = (captions[first : first + 512] for first in range(0, len(captions), 512))
+    return torch.cat([encode_captions(pipeline.tokenizer, pipeline.text_encoder, part) for part in parts])
+
+
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, pipeline: WanPipeline, seed: int, count: int = 64, batch: int = 16) -> float:
     """Mean squared error of the velocity in the last three blocks of clips never trained on."""
-    latents, captions = data.encoded_clips(pipeline, HELD_OUT, seed, count)
-    text, random = data.encoded_captions(pipeline, captions), torch.Generator().manual_seed(0)
+    latents, captions = encoded_clips(pipeline, vae.HELD_OUT, seed, count)
+    text, random = encoded_captions(pipeline, captions), torch.Generator().manual_seed(0)
     shares = ((torch.arange(count * shape.BLOCKS) + 0.5) / (count * shape.BLOCKS)).view(shape.BLOCKS, count).T
     noise = torch.randn(latents.shape, generator=random).to(latents)
     kept = [block.attn1.processor for block in model.blocks]
@@ -111,9 +128,9 @@ def main(argv: list[str] | None = None) -> None:
     pipeline = zoo.load("tiny-wan").to(args.device)
 
     def encoded() -> tuple[torch.Tensor, list[str]]:
-        return data.encoded_clips(pipeline, TRAINING, args.seed, args.pool, args.workers)
+        return encoded_clips(pipeline, vae.TRAINING, args.seed, args.pool, args.workers)
 
-    clips = pool(args.output, encoded, args.device)
+    clips = vae.pool(args.output, encoded, args.device)
     for size in args.sizes:
         train(size, pipeline, clips, args)
 
