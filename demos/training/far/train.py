@@ -25,6 +25,7 @@ from ..recipe import Average, Stage, begin, command_line
 from ..wan import vae
 from ..wan.parts import encode_captions
 from ..wan.train import CAPTION_DROPOUT
+from ..wan.vae import HELD_OUT, TRAINING, pool
 from . import shape
 from .loss import BlockLoss, TrainingAttention
 
@@ -87,7 +88,7 @@ def encoded_captions(pipeline: WanPipeline, captions: list[str]) -> torch.Tensor
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, pipeline: WanPipeline, seed: int, count: int = 64, batch: int = 16) -> float:
     """Mean squared error of the velocity in the last three blocks of clips never trained on."""
-    latents, captions = encoded_clips(pipeline, vae.HELD_OUT, seed, count)
+    latents, captions = encoded_clips(pipeline, HELD_OUT, seed, count)
     text, random = encoded_captions(pipeline, captions), torch.Generator().manual_seed(0)
     shares = ((torch.arange(count * shape.BLOCKS) + 0.5) / (count * shape.BLOCKS)).view(shape.BLOCKS, count).T
     noise = torch.randn(latents.shape, generator=random).to(latents)
@@ -128,9 +129,9 @@ def main(argv: list[str] | None = None) -> None:
     pipeline = zoo.load("tiny-wan").to(args.device)
 
     def encoded() -> tuple[torch.Tensor, list[str]]:
-        return encoded_clips(pipeline, vae.TRAINING, args.seed, args.pool, args.workers)
+        return encoded_clips(pipeline, TRAINING, args.seed, args.pool, args.workers)
 
-    clips = vae.pool(args.output, encoded, args.device)
+    clips = pool(args.output, encoded, args.device)
     for size in args.sizes:
         train(size, pipeline, clips, args)
 
