@@ -173,11 +173,10 @@ def page(result: dict[str, Any]) -> str:
     loop, batch = result["seconds_an_item"]["loop"], result["seconds_an_item"]["batch"]
     intro = (
         f"`mmaccel batch image` with {MODEL} and {result['items']} prompts, by `python -m"
-        " mmaccel.demos.serving.batch_kills`:"
-        f" **{result['pictures']} pictures** of {result['keys']} keys with {result['records']} records at the end;"
-        f" {result['wrong']} of the 50 that were drawn again differed. An item takes {batch:.3f} s of the processor,"
-        f" {batch / loop - 1:+.1%} of the {loop:.3f} s in a plain loop that writes the same files (by turns, {COST}"
-        " pictures each). All is in [batch_kills.json](batch_kills.json)."
+        f" mmaccel.demos.serving.batch_kills`: **{result['pictures']} pictures** of {result['keys']} keys with"
+        f" {result['records']} records at the end; {result['wrong']} of the 50 that were drawn again differed. An item"
+        f" takes {batch:.3f} s of the processor, {batch / loop - 1:+.1%} of the {loop:.3f} s in a plain loop that"
+        f" writes the same files (by turns, {COST} pictures each). All is in [batch_kills.json](batch_kills.json)."
     )
     return pages.page(result, "A batch that is killed", intro, {"Its runs": pages.markdown(HEADINGS, lines)})
 

@@ -111,10 +111,9 @@ def page(result: dict[str, Any]) -> str:
     counts = result["counts"]
     intro = (
         f"`mmaccel serve image --ray --replicas {REPLICAS}` with {MODEL} and {result['clients']} clients for"
-        f" {result['minutes']:g} minutes, by `python -m mmaccel.demos.serving.replica_kills`:"
-        f" {len(result['killed'])} times a"
-        f" replica was killed, and **{counts.get('right', 0)} of {sum(counts.values())}** answers were the plain"
-        f" model's picture. p50 {result['p50']:.2f} s, p99 {result['p99']:.2f} s, the longest"
+        f" {result['minutes']:g} minutes, by `python -m mmaccel.demos.serving.replica_kills`: {len(result['killed'])}"
+        f" times a replica was killed, and **{counts.get('right', 0)} of {sum(counts.values())}** answers were the"
+        f" plain model's picture. p50 {result['p50']:.2f} s, p99 {result['p99']:.2f} s, the longest"
         f" {result['longest']:.1f} s. All is in [replica_kills.json](replica_kills.json)."
     )
     lines = [(what, str(count)) for what, count in counts.items()]

@@ -180,11 +180,10 @@ def page(result: dict[str, Any]) -> str:
     soon = "" if end["slowest_refusal"] is None else f", the last after {1000 * end['slowest_refusal']:.0f} ms"
     intro = (
         f"`mmaccel serve image` with {MODEL} and {result['clients']} clients, by `python -m"
-        " mmaccel.demos.serving.serve_load`:"
-        f" **{fast / plain:.2f}x** as many pictures as of the plain model behind the same server. Clients went from one"
-        f" server to the other every {TURN} seconds, each server on one thread; every second picture had a seed and was"
-        f" held against the plain model's. At the end {end['asked']} clients asked at once: {end['refused']} were"
-        f" answered 503{soon}. All is in [serve_load.json](serve_load.json)."
+        f" mmaccel.demos.serving.serve_load`: **{fast / plain:.2f}x** as many pictures as of the plain model behind the"
+        f" same server. Clients went from one server to the other every {TURN} seconds, each server on one thread;"
+        f" every second picture had a seed and was held against the plain model's. At the end {end['asked']} clients"
+        f" asked at once: {end['refused']} were answered 503{soon}. All is in [serve_load.json](serve_load.json)."
     )
     return pages.page(result, "A server under load", intro, {"What clients got": pages.markdown(HEADINGS, lines)})
 

@@ -83,10 +83,9 @@ def page(result: dict[str, Any]) -> str:
     seconds = result["rows"][0]["audio_seconds"]
     intro = (
         "Streams of Moonshine tiny with LocalAgreement, by `python -m mmaccel.demos.speech.hour_of_speech`: the same"
-        " speech"
-        f" again and again, with silence and noise between in rounds of {seconds:.0f} s, and without any pause, where a"
-        " segment ends because it is too long. Nothing may drift. In CPU seconds; lags are from the end"
-        " of speech at a pause and count computing. A new stream heard the same round at the same time. All"
+        f" speech again and again, with silence and noise between in rounds of {seconds:.0f} s, and without any pause,"
+        " where a segment ends because it is too long. Nothing may drift. In CPU seconds; lags are from the end of"
+        " speech at a pause and count computing. A new stream heard the same round at the same time. All"
         f" {len(result['rows'])} rounds are in [speech_hour.json](speech_hour.json)."
     )
     return pages.page(result, "An hour of speech", intro, {heading: _table(rows) for heading, rows in hours.items()})

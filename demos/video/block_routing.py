@@ -31,9 +31,8 @@ PLAIN = "plain"
 HEADINGS = ("way", "seconds", "speed-up", "drafts kept", "things recognized", "worst clip", "moved as told", "to plain")
 INTRO = (
     "`python -m mmaccel.demos.video.block_routing`: {clips} clips of 71 frames and one thing in nine blocks by the"
-    " shipped"
-    " `tiny-far`, guidance {guidance:g}; `BlockRouter` drafts each block but the first with the small model in 4"
-    " steps, and keeps it if its worst frame scores `tau`. A thing is recognized in a frame if its picture fits there"
+    " shipped `tiny-far`, guidance {guidance:g}; `BlockRouter` drafts each block but the first with the small model in"
+    " 4 steps, and keeps it if its worst frame scores `tau`. A thing is recognized in a frame if its picture fits there"
     " better than that of any other; it moved as told if it went half of its way at least and nowhere else. Seconds are"
     " medians, speed-ups medians of ratios on the same prompt, dB to the large model's own clip from the same noise."
     " All is in [block_routing.json](block_routing.json)."

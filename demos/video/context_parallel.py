@@ -115,11 +115,10 @@ def page(result: dict[str, Any]) -> str:
     near = f"No clip was further than {furthest:.1e} from that of" if furthest else "Each clip was bit for bit that of"
     intro = (
         f"`{MODEL}`, {CALL['num_inference_steps']} steps, in processes that share the tokens of a clip by the context"
-        f" parallelism of diffusers, one thread each, by `python -m mmaccel.demos.video.context_parallel`. Medians of"
-        f" {len(rows) // len(WORLDS) // len(WAYS)} runs by turns. {near} one process, and the"
-        " same steps were computed in any number, of two passes each for guidance. *Saved* is the part of the plain"
-        " run's time that a method leaves out; so small a model on so few cores gains little or nothing by the sharing"
-        " itself."
+        " parallelism of diffusers, one thread each, by `python -m mmaccel.demos.video.context_parallel`. Medians of"
+        f" {len(rows) // len(WORLDS) // len(WAYS)} runs by turns. {near} one process, and the same steps were computed"
+        " in any number, of two passes each for guidance. *Saved* is the part of the plain run's time that a method"
+        " leaves out; so small a model on so few cores gains little or nothing by the sharing itself."
     )
     return pages.page(result, "Methods and shared tokens", intro, {"What stays of the gain": table(rows)})
 

@@ -58,13 +58,12 @@ def page(result: dict[str, Any], parts: int = 6) -> str:
     headings = ("frames", "CPU ms a frame", "CPU ms a question", "right", "tokens", "stream, MiB", "process, MiB")
     intro = (
         f"`{result['stream']}` on `{MODEL}`, by `python -m mmaccel.demos.vlm.hours_of_video`: clips of 32 frames one"
-        " after"
-        f" the other, a frame every two seconds, {result['rows'][-1]['frames'] / 1800:.1f} hours of them, and after"
-        " each clip questions about it, of which the first is timed. The plain model, which sees that clip alone with"
-        f" all its tokens, answers {result['plain_right']:.1%} of the same questions right. With the policy `window` a"
-        " stream remembers the last clip; with `peak_end` and `budget` half of the memory is for the clips before it,"
-        " which these questions do not mean and a model takes for the same scene. Each stream sees each clip in turn;"
-        " time is the processor's."
+        f" after the other, a frame every two seconds, {result['rows'][-1]['frames'] / 1800:.1f} hours of them, and"
+        " after each clip questions about it, of which the first is timed. The plain model, which sees that clip alone"
+        f" with all its tokens, answers {result['plain_right']:.1%} of the same questions right. With the policy"
+        " `window` a stream remembers the last clip; with `peak_end` and `budget` half of the memory is for the clips"
+        " before it, which these questions do not mean and a model takes for the same scene. Each stream sees each clip"
+        " in turn; time is the processor's."
     )
     ways = dict.fromkeys(row["way"] for row in result["rows"])
     tables = {way: [row for row in result["rows"] if row["way"] == way] for way in ways}

@@ -60,13 +60,12 @@ def page(result: dict[str, Any]) -> str:
     names = list(dict.fromkeys(sample["way"] for sample in result["samples"]))
     kinds = list(dict.fromkeys(sample["text"] for sample in result["samples"] if "text" in sample))
     intro = (
-        f"By `python -m mmaccel.demos.vlm.long_prompts`: {MODEL} with prompts of {result['length']} tokens, in"
-        f" float32. The texts are {len(kinds)} ({', '.join(kinds)}). Seconds to the first token are the processor's,"
-        " since others were at work on the machine: medians"
-        " over the texts, by turns; the speed-up is the median of those of each text. The clock's are in the raw rows."
-        f" *Loss* is nats per token over the next {NEW} tokens, *found* is of numbers planted in"
-        f" other texts, of {result['needle_length']} tokens."
-        " All is in [long_prompts.json](long_prompts.json)."
+        f"By `python -m mmaccel.demos.vlm.long_prompts`: {MODEL} with prompts of {result['length']} tokens, in float32."
+        f" The texts are {len(kinds)} ({', '.join(kinds)}). Seconds to the first token are the processor's, since"
+        " others were at work on the machine: medians over the texts, by turns; the speed-up is the median of those of"
+        f" each text. The clock's are in the raw rows. *Loss* is nats per token over the next {NEW} tokens, *found* is"
+        f" of numbers planted in other texts, of {result['needle_length']} tokens. All is in"
+        " [long_prompts.json](long_prompts.json)."
     )
     table = pages.markdown(HEADINGS, [_line(result["samples"], name) for name in names])
     return pages.page(result, "Long prompts", intro, {"First token and quality": table})

@@ -58,9 +58,8 @@ def timed(model: Any, way: str, views: torch.Tensor) -> dict[str, Any]:
 def page(result: dict[str, Any]) -> str:
     counts = list(dict.fromkeys(sample["views"] for sample in result["samples"]))
     intro = (
-        f"`python -m mmaccel.demos.vlm.many_views`: one pair of blocks of VGGT's size (width {WIDTH}, {HEADS}"
-        " heads), on"
-        f" views of {ROWS} x {COLUMNS} patches. Seconds are medians of turns, speed-ups medians of ratios in a turn."
+        f"`python -m mmaccel.demos.vlm.many_views`: one pair of blocks of VGGT's size (width {WIDTH}, {HEADS} heads),"
+        f" on views of {ROWS} x {COLUMNS} patches. Seconds are medians of turns, speed-ups medians of ratios in a turn."
         " The weights are random: this is cost, and tells nothing of quality. Half of the views leave out what the"
         " other half shows. All is in [many_views.json](many_views.json)."
     )

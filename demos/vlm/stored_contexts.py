@@ -150,9 +150,8 @@ def page(result: dict[str, Any]) -> str:
     told = [*map(str, shown), str(len(kills["broken"])), f"{kills['seconds']:.2f}"]
     intro = (
         "`vlm.StoredContext`, by `python -m mmaccel.demos.vlm.stored_contexts`: questions about a text or a clip of"
-        " which"
-        " another question was asked before, each in a new session. Seconds are medians to the first token, on one"
-        f" thread, by turns; answers are {NEW} tokens. All is in [stored_contexts.json](stored_contexts.json)."
+        " which another question was asked before, each in a new session. Seconds are medians to the first token, on"
+        f" one thread, by turns; answers are {NEW} tokens. All is in [stored_contexts.json](stored_contexts.json)."
     )
     tables = {
         "A later question": pages.markdown(HEADINGS, lines),
