@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from ..errors import MmaccelError, SettingError
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=1)  # for processes that measure longer than others; one that ends takes all with it
+PATIENCE = timedelta(days=1)  # for processes that measure longer than others; the launcher ends all if one fails
 
 
 class ProcessFailed(MmaccelError):
@@ -90,7 +90,8 @@ class Ranks:
     def _exchanged(self, told: tuple[Any, str | None]) -> list[tuple[Any, str | None]]:
         import torch
 
-        written, found = io.BytesIO(), list[Any]([None] * self.count)
+        found: list[Any] = [None] * self.count
+        written = io.BytesIO()
         torch.save(told, written)
         torch.distributed.all_gather_object(found, written.getvalue(), _group(torch.distributed.group.WORLD))
         return [torch.load(io.BytesIO(one), map_location=_here, weights_only=False) for one in found]
