@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -40,6 +40,9 @@ class ImageMethod(Method[Session[ImageAdapter]]):
 
         The generator is None where a method that keeps the noise draws from the global state.
         """
+
+    def require_fit(self, model: Any) -> None:
+        """Refuse a model that it cannot decode."""
 
     def check_layout(self, layout: Layout) -> None:
         """Raise a `SettingError` if the settings do not fit the grid."""

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from mmaccel import private
 from mmaccel.decoding import Budget, FixedWidth
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
 from mmaccel.session import Session
@@ -83,6 +85,13 @@ class SpeculativeJacobi(ImageMethod):
         )
         self._require(self.coupling in COUPLINGS, "coupling", f"one of {', '.join(COUPLINGS)}")
         self._require(self.init in INITS, "init", f"one of {', '.join(INITS)}")
+
+    def require_fit(self, model: Any) -> None:
+        if self.window == "auto" and private.is_split(model):
+            raise UnsupportedTargetError(
+                f"{type(model).__name__} is split over processes, each of which would measure another cost of a pass"
+                f" and take another window: say {self.name}(window=16), and give all of them one seed"
+            )
 
     def check_layout(self, layout: Layout) -> None:
         fits = self.window == "auto" or int(self.window) <= layout.length

@@ -83,6 +83,7 @@ class ImageAdapter(Adapter):
                 f"attn_implementation={implementation!r} takes no window mask:"
                 " load the model with attn_implementation='sdpa'"
             )
+        method.require_fit(self.model)
         layout = self.layout()
         if layout is not None:
             method.check_layout(layout)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 from ..errors import MmaccelError, SettingError
 
 T = TypeVar("T")
+PATIENCE = timedelta(days=1)  # for processes that measure longer than others; the launcher ends all if one fails
 
 
 class ProcessFailed(MmaccelError):
@@ -42,7 +46,9 @@ class Ranks:
         from accelerate import PartialState
 
         state = PartialState(cpu=not torch.cuda.is_available())
-        return cls(state.process_index, state.num_processes)
+        ranks = cls(state.process_index, state.num_processes)
+        ranks.gathered(lambda: None)  # the first exchange connects them, which has a shorter patience of its own
+        return ranks
 
     def mine(self, items: Sequence[T]) -> Sequence[T]:
         """The items of this process, one after the other dealt out to all."""
@@ -85,5 +91,22 @@ class Ranks:
         import torch
 
         found: list[Any] = [None] * self.count
-        torch.distributed.all_gather_object(found, told)
-        return found
+        written = io.BytesIO()
+        torch.save(told, written)
+        torch.distributed.all_gather_object(found, written.getvalue(), _group(torch.distributed.group.WORLD))
+        return [torch.load(io.BytesIO(one), map_location=_here, weights_only=False) for one in found]
+
+
+@functools.lru_cache(maxsize=1)
+def _group(world: Any) -> Any:
+    """All processes, with our own patience: NCCL's usual one is ten minutes, and another run may take longer."""
+    import torch
+
+    return torch.distributed.new_group(timeout=PATIENCE)
+
+
+def _here(storage: Any, location: str) -> Any:
+    """What lay on the GPU of another process, on the one of this process, as its model is."""
+    import torch
+
+    return torch.serialization.default_restore_location(storage, location.partition(":")[0])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mmaccel.cli import main as cli
 from mmaccel.comparison import results
@@ -88,6 +89,29 @@ def test_one_line_says_what_was_wrong_and_the_next_command_works(folder, world):
 def test_a_model_that_is_split_over_the_processes_is_refused(folder, world):
     for _, said in told(folder, world, "split"):
         assert said.startswith("Walker is split over the processes") and "leave out ranks=True" in said
+
+
+def test_an_exchange_waits_for_what_takes_longer_than_the_group_would(folder):
+    """As NCCL's own patience of ten minutes ends a launch whose last clip takes eleven."""
+    assert [said for _, said in told(folder, 2, "slow")] == [[0, 1]] * 2
+
+
+def test_what_another_process_has_on_its_gpu_comes_to_that_of_this_one(monkeypatch):
+    places = []
+
+    def gather(found, one, group):
+        found[:] = [one] * len(found)
+
+    def restore(storage, place):
+        places.append(place)
+        return storage
+
+    monkeypatch.setattr("torch.serialization.location_tag", lambda storage: "cuda:3")
+    monkeypatch.setattr("torch.serialization.default_restore_location", restore)
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    monkeypatch.setattr("mmaccel.comparison.ranks._group", lambda world: None)
+    found = Ranks(0, 2)._exchanged(({"worst": torch.ones(2)}, None))[-1]
+    assert torch.equal(found[0]["worst"], torch.ones(2)) and set(places) == {"cuda"}
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ REFUSED = {
     "partial": video.HeterogeneousSteps(fraction=0.3),
     "auto": video.Auto(),
 }
+WHOLE = {"drop": vlm.PrefillDrop(), "stored": vlm.StoredContext(), "joined": vlm.JoinedContext()}  # on decoders
 HEADS = {"head": True, "borrowing": False}  # with matrices of its own, and with the model's
 
 
@@ -98,6 +99,7 @@ def run(rank, world, port, folder):
         "computed": {name: computed for name, (_, computed) in found.items()},
         "refused": {name: refusal(pipe, method) for name, method in REFUSED.items()},
         "texts": texts(model, folder.parent),
+        "whole": {name: refusal(model, method) for name, method in WHOLE.items()},
     }
     save_file({name: latents.contiguous() for name, (latents, _) in found.items()}, folder / f"{rank}.safetensors")
     (folder / f"{rank}.json").write_text(json.dumps(told))

@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import accelerate  # noqa: F401  # once for all processes, which are forks of this one
@@ -19,6 +21,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 import mmaccel
 from mmaccel import modality
 from mmaccel.cli.main import main
+from mmaccel.comparison.ranks import Ranks
 from mmaccel.comparison.results import row
 from mmaccel.errors import MmaccelError
 
@@ -66,6 +69,16 @@ def refusal():
     return ""
 
 
+def patience(rank, world, folder):
+    """What processes exchange of which one works for longer than their group waits."""
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    address = f"file://{folder / 'again'}"
+    given = {"rank": rank, "world_size": world, "timeout": timedelta(seconds=4)}
+    torch.distributed.init_process_group("gloo", address, **given)
+    return Ranks.launched().gathered(lambda: time.sleep(6 * rank) or rank)
+
+
 def work(rank, world, port, folder):
     """All commands in one process of so many, and what each said."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
@@ -81,6 +94,7 @@ def work(rank, world, port, folder):
         told[name] = [code, said.read_text()]
     if world > 1:
         told["split"] = [2, refusal()]
+        told["slow"] = [0, patience(rank, world, folder)] if world == 2 else None
         torch.distributed.destroy_process_group()
     (folder / f"{rank}.json").write_text(json.dumps(told))
 

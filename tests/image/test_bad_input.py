@@ -8,6 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 import mmaccel
+from mmaccel import private
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
@@ -405,6 +406,18 @@ def test_a_model_of_no_family_is_told_where_all_classes_stand():
             ask(model, METHODS[0])
         assert_clear(error, "Linear", "the page Model families of the documentation")
     assert snapshot(model) == before and isinstance(error.value, TypeError)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_is_split_over_processes_asks_for_a_window(family, monkeypatch):
+    """Each process would measure another cost of a pass, and wait for the others for ever."""
+    model, _ = getattr(examples, family)()
+    monkeypatch.setattr(private, "is_split", lambda part: True)
+    with pytest.raises(UnsupportedTargetError) as error:
+        mmaccel.accelerate(model, SpeculativeJacobi())
+    assert_clear(error, type(model).__name__, "say image.SpeculativeJacobi(window=16)")
+    for method in METHODS:
+        mmaccel.plan(model, method)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -79,6 +79,14 @@ def test_a_language_model_whose_experts_are_split_takes_drafts(found, world):
         assert texts == alone and "say vlm.FusedDraft(always=True)" in refused
 
 
+@pytest.mark.parametrize("world", (2, 4))
+def test_methods_by_which_processes_would_part_are_refused(found, world):
+    assert not any(found[1][0].whole.values())
+    for rank in found[world]:
+        for told in rank.whole.values():
+            assert "MixtralForCausalLM" in told and "split over processes" in told
+
+
 def test_without_it_a_decision_stays():
     assert [agreed(torch.nn.Linear(1, 1), decision) for decision in (True, False)] == [True, False]
 

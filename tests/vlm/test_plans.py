@@ -1,4 +1,4 @@
-"""What a plan refuses on decoders whose keys are not those of the cache, and that its advice works."""
+"""What a plan refuses on decoders whose keys are not those of the cache, or are split, and that its advice works."""
 
 import pytest
 import torch
@@ -19,9 +19,11 @@ from transformers import (
 )
 
 import mmaccel
+from mmaccel import private, vlm
+from mmaccel.adapter import find_adapter
 from mmaccel.cache import estimate_bytes
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
+from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples, visual_examples
 
 SPARSE = SparsePrefill(**SparsePrefill.engaging)
 CACHES = (CompressKV(), SelectKV(dense_layers=0))
@@ -113,3 +115,48 @@ def test_layers_of_different_sizes():
     for method in CACHES:
         with mmaccel.accelerate(model, method) as fast:
             assert fast.generate(**arguments(2)).shape == (2, 86) and fast.report.engaged
+
+
+def test_heads_that_are_split_over_processes_choose_no_tokens(monkeypatch):
+    """Each process would keep others; heads may go apart where each has keys of its own."""
+    (llama, _), (onevision, _) = examples.llama(), visual_examples.onevision()
+    monkeypatch.setattr(private, "is_split", lambda part: True)
+    for model, method in ((llama, vlm.PrefillDrop()), *((onevision, one()) for one in (vlm.FastV, vlm.FrameFusion))):
+        said = rf"heads of {type(model).__name__} are split over processes .* in place of {method.name} use vlm.Sparse"
+        with pytest.raises(UnsupportedTargetError, match=said):
+            mmaccel.plan(model, method)
+    for reads in (vlm.HoliTom(inner_keep=1.0), vlm.VisionZip(), vlm.FastVID(), vlm.IDPruner()):
+        with pytest.raises(UnsupportedTargetError, match="whose heads are split .*: vlm.VidCom2 does without"):
+            mmaccel.plan(onevision, reads)
+    for model, method in ((llama, SPARSE), (llama, vlm.PrefillDrop(keep=1.0)), (onevision, vlm.VidCom2())):
+        mmaccel.plan(model, method)
+
+
+def test_only_a_split_decoder_leaves_the_attention_of_a_tower_readable(monkeypatch):
+    model, _ = visual_examples.onevision()
+    decoder = {*find_adapter(model).attention_modules(), model}
+    monkeypatch.setattr(private, "is_split", lambda part: part in decoder)
+    mmaccel.plan(model, vlm.VisionZip())
+    with pytest.raises(UnsupportedTargetError, match="in place of vlm.HoliTom"):
+        mmaccel.plan(model, vlm.HoliTom())
+
+
+@pytest.mark.parametrize("method", (vlm.StoredContext(), vlm.JoinedContext()), ids=lambda method: method.name)
+def test_no_context_is_stored_for_a_model_that_is_split(method, monkeypatch):
+    """Where one process finds what another does not, they would read prompts of different lengths."""
+    model, _ = examples.llama()
+    monkeypatch.setattr(private, "is_split", lambda part: True)
+    with pytest.raises(UnsupportedTargetError, match=f"split over processes, .*: {method.name} does not work on it"):
+        mmaccel.plan(model, method)
+
+
+def test_keys_are_counted_of_the_heads_that_a_process_has():
+    """Of a model split by tp_plan, whose configuration has those of all processes."""
+    (whole, arguments), (split, _) = visual_examples.onevision(), visual_examples.onevision()
+    split.config.text_config.num_attention_heads *= 2
+    counts = []
+    for model in (whole, split):
+        with mmaccel.accelerate(model, vlm.VidCom2()) as fast:
+            fast.generate(**arguments(1))
+            counts.append((fast.report.keys, fast.report.plain_keys))
+    assert counts[0] == counts[1] and counts[0][0] < counts[0][1]

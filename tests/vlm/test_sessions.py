@@ -177,12 +177,13 @@ def test_memory_is_asked_for_before_anything_is_computed(llama, method, monkeypa
     handle.remove()
 
 
-@pytest.mark.parametrize("spread", (False, True))
-def test_memory_is_not_asked_of_one_device_for_layers_on_several(llama, spread, monkeypatch):
+@pytest.mark.parametrize("spread", ("", "layers", "heads"))
+def test_memory_is_not_asked_of_one_device_for_what_several_have(llama, spread, monkeypatch):
     model, arguments = copy.deepcopy(llama[0]), llama[1]
     asked = []
     monkeypatch.setattr(generation, "require_memory", lambda *needed: asked.append(needed))
-    if spread:
+    monkeypatch.setattr(private, "is_split", lambda part: spread == "heads")
+    if spread == "layers":
         model.register_parameter("elsewhere", torch.nn.Parameter(torch.ones(1, device="meta")))
     with mmaccel.accelerate(model, METHODS[1]) as session:
         session.generate(**arguments())

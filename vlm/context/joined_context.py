@@ -17,7 +17,7 @@ from mmaccel.session import Session
 from ..decoder.generation import copies
 from .joining import Joining
 from .parts import Part, parts_of, spans_of
-from .prompt import ContextPrompt, unfit_for_context, why_unstorable
+from .prompt import ContextPrompt, unfit_for_context
 from .stored_context import StoredContext, write
 from .turning import why_unturned
 
@@ -95,8 +95,7 @@ class JoinedContext(StoredContext):
 
     def why_unfit(self, adapter: Any) -> str | None:
         name = type(adapter.target).__name__
-        config = adapter.text_config
-        return why_unstorable(config, name) or why_unturned(adapter.decoder, config, name)
+        return super().why_unfit(adapter) or why_unturned(adapter.decoder, adapter.text_config, name)
 
     def _generate(
         self, session: Session, store: ContextStore | None, original: Callable[..., Any], kwargs: dict[str, Any]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import DynamicCache
 
+from mmaccel import private
 from mmaccel.cache import ContextStore
 from mmaccel.cache.model_hash import model_hash
 from mmaccel.decoding.setting import give_cache, setting, tokens_made
@@ -114,7 +115,10 @@ class StoredContext(Method[Session]):
 
     def why_unfit(self, adapter: Any) -> str | None:
         """Why it does not work on a model; None if it does."""
-        return why_unstorable(adapter.text_config, type(adapter.target).__name__)
+        name = type(adapter.target).__name__
+        if private.is_split(adapter.target):
+            return f"{name} is split over processes, each of which may find another part of a prompt stored"
+        return why_unstorable(adapter.text_config, name)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         store = ContextStore(self.path, self.gigabytes) if self.gigabytes else None

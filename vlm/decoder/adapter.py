@@ -111,6 +111,7 @@ class DecoderAdapter(Adapter):
             self._check_layers(method, name)
         if isinstance(method, DecoderMethod):
             self._check_keys(method, name, modules)
+            self._check_heads(method, name, modules)
 
     def check_call(self, kwargs: dict[str, Any]) -> None:
         """Raise if a cache holds a prompt that another session has shortened."""
@@ -156,6 +157,15 @@ class DecoderAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"layers of {name} share their keys, of which each would keep others: {method.name} cannot drop any;"
                 " vlm.SelectKV and vlm.SparsePrefill drop none"
+            )
+
+    def _check_heads(self, method: DecoderMethod, name: str, modules: list[torch.nn.Module]) -> None:
+        """Raise where each process of a launch has some of the heads that choose among the tokens."""
+        if any(map(private.is_split, modules)) and method.votes(int(self.text_config.num_hidden_layers)):
+            raise UnsupportedTargetError(
+                f"the heads of {name} are split over processes (tp_plan), each of which would keep other tokens by its"
+                f" own: in place of {method.name} use vlm.SparsePrefill, which drops none, or vlm.VidCom2, which leaves"
+                " visual tokens out before"
             )
 
     def _check_layers(self, method: Any, name: str) -> None:

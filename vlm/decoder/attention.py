@@ -30,6 +30,8 @@ class SessionAttention:
         The call of `generate` under way.
     prompts_only
         Whether no method has a part in what comes after the prompt.
+    heads
+        Heads of queries in the last pass of several tokens: those of this process, where several share them.
     """
 
     def __init__(self, methods: Sequence[DecoderMethod]) -> None:
@@ -38,6 +40,7 @@ class SessionAttention:
         self._attends = any(method.attends for method in methods)
         self.active = True
         self.run: GenerateRun | None = None
+        self.heads = 0
         self._updated: weakref.ref[Any] | None = None
         # Where rows begin by a mask, of the two newest: layers with windows and those without take turns.
         self._known: deque[tuple[weakref.ref[torch.Tensor], tuple[int, ...], list[int] | None]] = deque(maxlen=2)
@@ -74,6 +77,7 @@ class SessionAttention:
             result: torch.Tensor = original(module, *given, attention_mask, **more)[0]
             return result
 
+        self.heads = query.shape[1]
         cached = self._cached(key)
         if cached is None and value.dtype != key.dtype:  # under autocast, where torch does so itself
             query, key = query.to(value.dtype), key.to(value.dtype)

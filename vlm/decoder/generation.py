@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from mmaccel import private
 from mmaccel.cache import require_memory
 from mmaccel.cache.argument import cache_of, cached
 from mmaccel.cache.evicting import ROOM
@@ -54,7 +55,8 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
         run.warn(f"{method} ran plainly: {why}")
         return None
     new = min(new, ROOM)  # a cache grows: few answers have all the tokens that they may have
-    if not on_several_devices(model):  # what each device gets of the layers is not known here
+    # what each device gets of the layers, or each process of the heads, is not known here
+    if not on_several_devices(model) and not private.is_split(model):
         need = method.cache_bytes(config, batch, prompt, new, model.dtype)
         require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)
@@ -120,15 +122,15 @@ def new_tokens(model: Any, kwargs: dict[str, Any], length: int) -> int:
     return new
 
 
-def plain_keys(config: Any, attending: list[int], prompt: Prompt, result: Any, rows: int) -> int:
-    """Keys that plain attention attends to from the original prompt, over all heads of the layers that attend."""
+def plain_keys(adapter: Any, prompt: Prompt, result: Any, rows: int) -> int:
+    """Keys that plain attention attends to from the original prompt, over all heads here of the layers that attend."""
     sequences = result if isinstance(result, torch.Tensor) else result.sequences
     new = sequences.shape[1] - prompt.input_ids.shape[1]
     lengths = [(length - seen + new - 1, length + new - 1) for length, seen in prompt.full_lengths]
-    layers = DynamicCache(config=config).layers
-    windows = [getattr(layers[number], "sliding_window", None) for number in attending]
+    layers = DynamicCache(config=adapter.text_config).layers
+    windows = [getattr(layers[number], "sliding_window", None) for number in adapter.attending()]
     pairs = sum(causal_pairs(*each, window) for window in windows for each in lengths)
-    return int(rows * pairs * config.num_attention_heads)
+    return int(rows * pairs * adapter.attention.heads)
 
 
 def fill(report: Report, attention: SessionAttention, run: GenerateRun, cache: Any) -> None:

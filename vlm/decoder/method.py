@@ -69,6 +69,10 @@ class DecoderMethod(Method):
         """The share of a prompt that is kept after some layers of a decoder of so many, ascending."""
         return {}
 
+    def votes(self, layers: int) -> bool:
+        """Whether the heads of a decoder of so many layers choose the tokens that its later layers get."""
+        return self.drops_tokens and not self.is_neutral
+
     def idle(self, run: GenerateRun) -> str:
         """Why the method may not have engaged."""
         raise NotImplementedError  # pragma: no cover

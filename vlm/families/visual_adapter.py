@@ -216,7 +216,7 @@ class VisualAdapter(DecoderAdapter):
         self.last = prompt, now
         kept = prompt.kept if now is None else now.mean_kept(self.depth)
         report.visual_tokens, report.plain_visual_tokens = round(kept), prompt.total
-        report.plain_keys = plain_keys(self.text_config, self.attending(), prompt, result, copies(self.target, kwargs))
+        report.plain_keys = plain_keys(self, prompt, result, copies(self.target, kwargs))
         is_tensor = isinstance(result, torch.Tensor)
         sequences = result if is_tensor else result.sequences
         content = prompt.continued(sequences) if len(sequences) == len(prompt.input_ids) else None

@@ -109,6 +109,9 @@ class Compressor(DecoderMethod):
         """For each decoder layer before which visual tokens are dropped, the tokens that stay."""
         return {}
 
+    def votes(self, layers: int) -> bool:
+        return bool(self.cuts(layers)) and not self.is_neutral
+
     def after(self, call: AttentionCall) -> None:
         """The attention of the layers before it decides which ones."""
         if call.run.watch is not None:
