@@ -14,6 +14,7 @@ import mmaccel
 from mmaccel import image, zoo
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, WeightsError
 from mmaccel.image import quality
+from mmaccel.modality import get_modality
 from mmaccel.zoo import tiny_janus, weights
 from mmaccel.zoo.vocabulary import Vocabulary
 from mmaccel.zoo.worlds import emoji_world, moving_world
@@ -325,3 +326,51 @@ def test_a_folder_may_be_a_text():
     folder = str(zoo.path("tiny-wan"))
     pipe = zoo.load("tiny-wan", folder)
     assert pipe.facts == zoo.load("tiny-wan").facts
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_what_a_recipe_wrote_is_loaded_by_its_folder(name, tmp_path):
+    folder = shutil.copytree(zoo.path(name), tmp_path / "model")
+    assert zoo.like(name) == zoo.like(folder) == zoo.like(str(folder)) == name
+    shipped, loaded = zoo.load(name), zoo.load(str(folder))
+    both = [one if isinstance(one, tuple) else (one,) for one in (shipped, loaded)]
+    assert [type(part) for part in both[0]] == [type(part) for part in both[1]]
+
+
+def test_a_checkpoint_of_ones_own_is_like_none(tmp_path):
+    assert zoo.like(tmp_path) is None and zoo.like("owner/name") is None and zoo.like("smollm2-eagle") is None
+    shutil.copy(zoo.path("tiny-wan") / "model_index.json", tmp_path)
+    assert zoo.like(tmp_path) is None, "no recipe wrote it"
+    for facts in ("{}", "[]", "seven epochs"):
+        (tmp_path / "training.json").write_text(facts)
+        assert zoo.like(tmp_path) is None, "nor this"
+    shutil.copy(zoo.path("tiny-wan") / "training.json", tmp_path)
+    assert zoo.like(tmp_path) == "tiny-wan"
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    assert zoo.like(tmp_path) is None
+    with pytest.raises(UnknownNameError, match="zoo model"):
+        zoo.load(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "kind"), (("tiny-wan", "video"), ("tiny-far", "video"), ("tiny-amused", "image")))
+def test_the_command_line_opens_what_a_recipe_wrote_with_its_own_sizes_and_words(name, kind, tmp_path):
+    folder = shutil.copytree(zoo.path(name), tmp_path / "model")
+    modality = get_modality(kind)
+    pipe = modality.target(modality.open(str(folder)))
+    assert pipe.example[0] == name and pipe.transformer.dtype == torch.float32
+    with pytest.raises(PromptError, match="spaceship"):
+        pipe("spaceship")
+    assert kind == "image" or modality.recognizes(str(folder))
+
+
+def test_a_folder_of_another_kind_says_where_it_belongs(tmp_path):
+    folders = {name: str(shutil.copytree(zoo.path(name), tmp_path / name)) for name in ("tiny-reader", "tiny-canvas")}
+    vlm = get_modality("vlm")
+    assert (
+        vlm.recognizes(folders["tiny-reader"])
+        and type(vlm.open(folders["tiny-reader"])[1]).__name__ == "ReaderProcessor"
+    )
+    with pytest.raises(UnsupportedTargetError, match="answers no questions: use `mmaccel run canvas`"):
+        vlm.open(folders["tiny-canvas"])
+    pipe, processor = get_modality("canvas").open(str(zoo.path("tiny-amused")))
+    assert processor is None and pipe.example[0] == "tiny-amused"
