@@ -1,6 +1,8 @@
 """The shipped model: its calls, its manners, and its pictures."""
 
+import importlib
 import json
+import re
 import shutil
 import sys
 import threading
@@ -150,6 +152,31 @@ def test_the_card_tells_what_was_measured(name, told):
     facts = json.loads((zoo.path(name) / "training.json").read_text())
     card = (zoo.path(name) / "README.md").read_text()
     assert told.format(**facts) in card and f"{facts['steps']:,} steps" in card
+
+
+RECORDED = {"--minutes": "minutes", "--vae-minutes": "vae_minutes", "--pool": "pool"}
+
+
+@pytest.mark.parametrize("name", (*zoo.names(), *zoo.heads()))
+def test_the_card_has_the_commands_that_train_it_again(name, capsys):
+    card = " ".join((zoo.path(name) / "README.md").read_text().split())
+    commands = re.findall(r"`python -m (mmaccel\.demos\.training\.[a-z_.]+) ([^`]*)`", card)
+    assert commands
+    part = zoo.path(name) / ("transformer" if name == "tiny-far" else "")
+    facts = json.loads((part / "training.json").read_text())
+    for module, words in commands:
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(module).main(["--help"])
+        told = capsys.readouterr().out
+        assert ended.value.code == 0 and all(option in told for option in re.findall("--[a-z-]+", words))
+    told, words = " ".join(told.split()), commands[0][1]
+    if name == "tiny-onevision":  # trained in parts, which the card tells
+        return
+    for option, key in RECORDED.items():
+        if key in facts:
+            given = f"{facts[key]:g}"
+            default = re.search(rf"{option} [A-Z_]+ [^-]*\(default: {given}(\.0)?\)", told)
+            assert f"{option} {given}" in words or default, f"{name} was trained with {option} {given}"
 
 
 # ---------------------------------------------------------------- what is said of prompts
