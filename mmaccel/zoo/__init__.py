@@ -53,8 +53,8 @@ def is_known(name: str) -> bool:
 
 def like(model: str | Path) -> str | None:
     """Which of the models here this is: one of their names, or a folder that a recipe in `demos/` wrote; else None."""
-    if is_known(str(model)):
-        return str(model)
+    if isinstance(model, str) and is_known(model):
+        return model
     found = _form(Path(model))
     return None if found is None else next((name for name in names() if _form(_folder(name)) == found), None)
 
@@ -124,7 +124,7 @@ def load(name: str | Path, folder: Path | str | None = None) -> Any:
         If they ask for Python code of their own.
     """
     own = like(name) or str(name)  # one that is neither is refused
-    module, here = _module(own), path(own) if own == str(name) else Path(name)
+    module, here = _module(own), path(own) if own == name else Path(name)
     with no_foreign_code(here if folder is None else folder):
         return module.load(here if folder is None else Path(folder))
 

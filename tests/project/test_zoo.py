@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -365,7 +366,7 @@ def test_what_a_recipe_wrote_is_loaded_by_its_folder(name, tmp_path):
 
 
 def test_a_checkpoint_of_ones_own_is_like_none(tmp_path):
-    assert zoo.like(tmp_path) is None and zoo.like("owner/name") is None and zoo.like("smollm2-eagle") is None
+    assert {zoo.like(one) for one in (tmp_path, "owner/name", "smollm2-eagle", Path("tiny-wan"))} == {None}
     shutil.copy(zoo.path("tiny-wan") / "model_index.json", tmp_path)
     assert zoo.like(tmp_path) is None, "no recipe wrote it"
     for facts in ("{}", "[]", "seven epochs"):
