@@ -39,8 +39,8 @@ download; it is no general model.
 - **Data**: drawn by `mmaccel/zoo/worlds/listed_world.py` from Noto Color Emoji (SIL Open Font License 1.1); the things'
   pictures are those shipped with `tiny-onevision`. About one picture in forty is held out.
 - **Recipe**: `python -m mmaccel.demos.training.canvas.train --output runs/tiny-canvas --minutes {minutes:g}`,
-  from the weights of `tiny-onevision`; seed {seed}, {minutes:g} minutes on 2 cores with bfloat16 arithmetic, {steps:,}
-  steps of 24 pictures.
+  from the weights of `tiny-onevision`; seed {seed}, {minutes:g} minutes on 2 cores with bfloat16 arithmetic,
+  {steps:,} steps of 24 pictures.
   In the first 5 of these minutes a block did not see the few visual tokens that it holds itself.
 - **Time**: {seconds:.2f} s for a list at one token a step without a cache, on {threads} threads, float32.
 - **Limits**: one question, and pictures of this world alone, each shown as a clip of one frame.

@@ -29,8 +29,8 @@ model's own, the latter for the {drafted:,} tokens that its answers are made of 
 - **Data**: {talks:,} talks of {tokens:,} tokens, questions too, which the model wrote itself (Magpie), a fifth of them
   about invented texts.
 - **Recipe**: `python -m mmaccel.demos.training.eagle.train --output runs/smollm2-eagle`, which leaves it in
-  `runs/smollm2-eagle/head`; seed {seed}, {minutes:g} minutes on two shared cores with bfloat16 arithmetic, {steps:,}
-  steps.
+  `runs/smollm2-eagle/head`; seed {seed}, {minutes:g} minutes on two shared cores with bfloat16 arithmetic,
+  {steps:,} steps.
 - **Limits**: English; a head of a larger model is trained on a thousand times as much.
 - **Licence**: Apache-2.0, as the package and the model.
 """
