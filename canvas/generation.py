@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.zoo.weights import no_foreign_code
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """A pipeline and the processor of its pictures, from the zoo or the folder of a `tiny-canvas` trained anew.
+    """A pipeline and the processor of its pictures, from the zoo or the folder of one of its models trained anew.
 
     Raises
     ------
@@ -23,21 +21,16 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
     WeightsError
         If the weights in a folder are damaged or foreign.
     """
-    if zoo.is_known(model) and zoo.modality(model) == "canvas":
-        found = zoo.load(model)
-        if not isinstance(found, tuple):  # a pipeline that draws pictures, and takes a prompt alone
-            return found.to(device, dtype), None
-    elif (Path(model) / "training.json").is_file():  # of our own making
-        from mmaccel.zoo import tiny_canvas
-
-        with no_foreign_code(model):
-            found = tiny_canvas.load(Path(model))
-    else:
+    own = zoo.like(model)
+    if own is None or zoo.modality(own) != "canvas":
         raise UnsupportedTargetError(
             f"{model!r}: models that fill canvases bring Python code of their own, which mmaccel does not run; load it"
             " yourself with trust_remote_code=True, and call mmaccel.accelerate(LLaDA2Pipeline(model, scheduler,"
             " tokenizer), ...)"
         )
+    found = zoo.load(model)
+    if not isinstance(found, tuple):  # a pipeline that draws pictures, and takes a prompt alone
+        return found.to(device, dtype), None
     pipe, processor = found
     pipe.model.to(device, dtype)
     return pipe, processor

@@ -88,7 +88,7 @@ FAMILIES: dict[str, tuple[Any, Callable[[str, Any, Any], Painter]]] = {
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Painter:
-    """A painter from a zoo name, a hub id or a folder; no code of a checkpoint is ever run.
+    """A painter from a zoo name, a hub id or a folder, one of a recipe's too; no code of a checkpoint is ever run.
 
     Raises
     ------
@@ -99,14 +99,16 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
     WeightsError
         If its weights are damaged or foreign.
     """
-    if model in zoo.names():
+    own = zoo.like(model)
+    kind = zoo.modality(own) if own else None
+    if kind == "image":
+        target, processor = zoo.load(model)
+        return JanusPainter(Path(model).name, target.to(device=device, dtype=dtype), processor)
+    if own == model:
         if draws_codes(index_of(model)):
             return load_pipeline(model, device, dtype)
-        if zoo.modality(model) != "image":
-            raise UnsupportedTargetError(f"{model} draws no pictures: use `mmaccel run {zoo.modality(model)}`")
-        target, processor = zoo.load(model)
-        return JanusPainter(model, target.to(device=device, dtype=dtype), processor)
-    check_name("image model", model, own := get_modality("image").models())
+        raise UnsupportedTargetError(f"{model} draws no pictures: use `mmaccel run {kind}`")
+    check_name("image model", model, shipped := get_modality("image").models())
     try:
         with no_foreign_code(model):
             family = AutoConfig.from_pretrained(model, trust_remote_code=False).model_type
@@ -120,7 +122,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
                 f" `mmaccel run video PROMPT -o picture.png --model {model}`"
             ) from error
         raise UnsupportedTargetError(
-            f"{model!r} is not a model: give a zoo name ({', '.join(own)}), a hub id or a folder"
+            f"{model!r} is not a model: give a zoo name ({', '.join(shipped)}), a hub id or a folder"
             f" with a config.json ({str(error).splitlines()[0]})"
         ) from error
     if family not in FAMILIES:
@@ -131,17 +133,8 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
     cls, painter = FAMILIES[family]
     target = load_pretrained(cls, model, dtype=dtype).to(device)
     with no_foreign_code(model):
-        processor = zoo_processor(model) or AutoProcessor.from_pretrained(model, trust_remote_code=False)
+        processor = AutoProcessor.from_pretrained(model, trust_remote_code=False)
     return painter(Path(model).name, target, processor)
-
-
-def zoo_processor(folder: str) -> Any:
-    """The processor of a zoo model saved elsewhere, recognised by its `training.json`."""
-    if not (Path(folder) / "training.json").is_file():
-        return None
-    from mmaccel.zoo.tiny_janus import load_processor
-
-    return load_processor(Path(folder))
 
 
 def check_prompts(painter: Painter, prompts: list[str]) -> None:

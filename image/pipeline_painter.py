@@ -91,6 +91,6 @@ def draws_codes(index: dict[str, Any] | None) -> bool:
 
 def load_pipeline(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> PipelinePainter:
     """The painter of a pipeline that draws codes; none of the checkpoint's own code is run."""
-    pipe = zoo.load(model).to("cpu", dtype) if model in zoo.names() else weights.load_pipeline(model, dtype)
+    pipe = zoo.load(model).to("cpu", dtype) if zoo.like(model) else weights.load_pipeline(model, dtype)
     pipe.set_progress_bar_config(disable=True)
     return PipelinePainter(Path(model).name, pipe.to(device), None)

@@ -132,7 +132,7 @@ def check_arguments(
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """Load a pipeline from a zoo name, a hub id or a folder; never runs a checkpoint's code.
+    """Load a pipeline from a zoo name, a hub id or a folder, one of a recipe's too; never runs a checkpoint's code.
 
     Raises
     ------
@@ -143,19 +143,21 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> A
     WeightsError
         If its weights are damaged.
     """
-    if model in zoo.names():
-        if zoo.modality(model) != "video":
-            raise UnsupportedTargetError(f"{model} makes no video: use `mmaccel run {zoo.modality(model)}`")
+    own = zoo.like(model)
+    kind = zoo.modality(own) if own else None
+    if kind == "video":
         pipe = zoo.load(model).to("cpu", dtype)
+    elif own == model:
+        raise UnsupportedTargetError(f"{model} makes no video: use `mmaccel run {kind}`")
     else:
-        check_name("pipeline", model, own := get_modality("video").models())
+        check_name("pipeline", model, shipped := get_modality("video").models())
         try:
             pipe = load_pipeline(model, dtype)
         except WeightsError:
             raise
         except (OSError, ValueError, AttributeError) as error:
             raise UnsupportedTargetError(
-                f"{model!r} is not a pipeline: give a zoo name ({', '.join(own)}), a hub id or a folder"
+                f"{model!r} is not a pipeline: give a zoo name ({', '.join(shipped)}), a hub id or a folder"
                 f" with a model_index.json ({str(error).splitlines()[0]})"
             ) from error
     adapter = find_adapter(pipe, "video")

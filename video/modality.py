@@ -37,7 +37,9 @@ class Video(Modality):
         return (self.model, "tiny-far")
 
     def recognizes(self, model: str) -> bool:
-        return super().recognizes(model) or (Path(model) / "model_index.json").is_file()
+        from mmaccel import zoo
+
+        return super().recognizes(zoo.like(model) or model) or (Path(model) / "model_index.json").is_file()
 
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Any:
         from .generation import load

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,26 +35,24 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
     WeightsError
         If its weights are damaged, or some of them are missing.
     """
-    if zoo.is_known(model) and zoo.modality(model) != "vlm":
-        raise UnsupportedTargetError(f"{model} answers no questions: use `mmaccel run {zoo.modality(model)}`")
-    target, processor = loaded(model, device, dtype, "tiny-onevision", "training.json")
+    own = zoo.like(model)
+    if own is not None and zoo.modality(own) != "vlm":
+        raise UnsupportedTargetError(f"{model} answers no questions: use `mmaccel run {zoo.modality(own)}`")
+    target, processor = loaded(model, device, dtype)
     if not isinstance(find_adapter(target), VisualAdapter):
         raise UnsupportedTargetError(f"{model} is a {type(target).__name__}, which sees no videos that mmaccel knows")
     return target, processor
 
 
-def loaded(model: str, device: str, dtype: torch.dtype | None, like: str, mark: str) -> tuple[Any, Any]:
-    """A model and its processor from the zoo, a hub id or a folder; one with the file `mark` is loaded `like` our own.
+def loaded(model: str, device: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
+    """A model and its processor from the zoo, a hub id or a folder; one that a recipe wrote is loaded as our own.
 
     Raises
     ------
     UnknownNameError, UnsupportedTargetError, MissingExtraError, WeightsError
     """
-    if zoo.is_known(model):
+    if zoo.like(model):
         target, processor = zoo.load(model)
-    elif (Path(model) / mark).is_file():
-        with no_foreign_code(model):
-            target, processor = zoo.load(like, Path(model))
     else:
         target, processor = from_hub(model, dtype)
         dtype = None  # a second cast would reach the parts that their family keeps in float32

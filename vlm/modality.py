@@ -41,12 +41,17 @@ class Vlm(Modality):
     families_section = "mmaccel.demos.families.visual_section"
 
     def recognizes(self, model: str) -> bool:
-        return super().recognizes(model) or model == READER
+        from mmaccel import zoo
+
+        own = zoo.like(model) or model
+        return super().recognizes(own) or own == READER
 
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:
+        from mmaccel import zoo
+
         from . import answering, reading
 
-        return (reading if model == READER else answering).load(model, device, dtype)
+        return (reading if zoo.like(model) == READER else answering).load(model, device, dtype)
 
     def command(self) -> VlmCommand:
         from .command import VlmCommand

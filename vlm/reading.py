@@ -37,9 +37,10 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> t
     WeightsError
         If its weights are damaged, or some of them are missing.
     """
-    if zoo.is_known(model) and model != READER:
-        raise UnsupportedTargetError(f"{model} reads no pages: use {READER}, or `mmaccel run {zoo.modality(model)}`")
-    return loaded(model, device, dtype, READER, "glyphs.png")
+    own = zoo.like(model)
+    if own is not None and own != READER:
+        raise UnsupportedTargetError(f"{model} reads no pages: use {READER}, or `mmaccel run {zoo.modality(own)}`")
+    return loaded(model, device, dtype)
 
 
 def prompt_of(processor: Any, asked: str | None) -> str | None:

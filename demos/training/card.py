@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
+
+
+def run(main: Callable[[], None], description: str | None) -> None:
+    """Write a card from the command line, which only tells what it does with ``--help``."""
+    looks = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=description, formatter_class=looks).parse_args()
+    main()
 
 
 def write(

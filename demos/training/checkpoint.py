@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
+
+from mmaccel.files.output import replacing
+
+
+def write(tensors: Mapping[str, torch.Tensor], path: Path, told: dict[str, str] | None = None) -> None:
+    """Write a file of safetensors, whole or not at all: what a full disk or a stop leaves counts as not there."""
+    with replacing(path) as temporary:
+        save_file(dict(tensors), temporary, told)
+
+
+def write_model(model: Any, folder: Path) -> None:
+    """Write the folder of a part of a pipeline, whole or not at all."""
+    part = folder.with_suffix(".part")
+    model.save_pretrained(part)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
 
 
 class Checkpoint:
@@ -23,9 +41,7 @@ class Checkpoint:
             for index, state in optimizer.state_dict()["state"].items():
                 for name, value in state.items():
                     tensors[f"optimizer.{i}.{index}.{name}"] = torch.as_tensor(value).contiguous()
-        temporary = self.path.with_suffix(".part")
-        save_file({k: v.clone() for k, v in tensors.items()}, temporary, {"step": str(step)})
-        temporary.replace(self.path)
+        write({k: v.clone() for k, v in tensors.items()}, self.path, {"step": str(step)})
 
     def load(self) -> int:
         """Restore, and return the first step still to do."""

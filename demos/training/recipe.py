@@ -21,18 +21,36 @@ AVERAGE_DECAY = 0.995
 IGNORED = -100  # among labels: nothing is to be learned there
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows descriptions as they are, and the defaults of options that have one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_one = action.default is not None and action.default is not False
+        return super()._get_help_string(action) if has_one else action.help
+
+
 def command_line(description: str | None, seed: int = 20) -> argparse.ArgumentParser:
     """The arguments that every recipe takes."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=Help)
     parser.add_argument("--output", type=Path, required=True, help="folder for checkpoints and the model")
-    parser.add_argument("--seed", type=int, default=seed)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seed", type=int, default=seed, help="of all that is random")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")
     return parser
 
 
+def goes_on(parser: argparse.ArgumentParser, option: str, begun: Path, output: Path) -> None:
+    """Refuse to begin with what the same folder ended with: its checkpoint is finished, and would count twice."""
+    if begun.resolve() == (output / "model").resolve():
+        parser.error(f"{option} {begun}: this is what --output {output} ended with, go on in another folder")
+
+
 def begin(args: argparse.Namespace) -> None:
-    """Make the folder, and set threads and seed."""
+    """Make the folder, and set threads and seed; a folder goes on with the seed that it was begun with."""
     args.output.mkdir(parents=True, exist_ok=True)
+    kept = args.output / "seed"
+    if kept.is_file() and kept.read_text() != str(args.seed):
+        raise SystemExit(f"{args.output} was begun with --seed {kept.read_text()}: give it, or another --output")
+    kept.write_text(str(args.seed))
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,13 @@ from safetensors import safe_open
 
 from ..errors import SettingError, WeightsError, unknown_name
 from ..modality import Modality, modalities
+from .vocabulary import facts_of
+from .weights import no_foreign_code
 
 # Each has a module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`.
 _MODELS = ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader", "tiny-amused", "tiny-far")
 _HEADS = ("smollm2-eagle",)  # of models that are not shipped: a folder alone
+_TOLD = ("model_index.json", "config.json", "draft/config.json")  # the first that is there tells what a folder holds
 
 
 def names() -> tuple[str, ...]:
@@ -45,6 +49,25 @@ def heads() -> tuple[str, ...]:
 def is_known(name: str) -> bool:
     """Whether this is the name of a model, also of one that is not trained yet."""
     return name in _MODELS
+
+
+def like(model: str | Path) -> str | None:
+    """Which of the models here this is: one of their names, or a folder that a recipe in `demos/` wrote; else None."""
+    if isinstance(model, str) and is_known(model):
+        return model
+    found = _form(Path(model))
+    return None if found is None else next((name for name in names() if _form(_folder(name)) == found), None)
+
+
+def _form(folder: Path) -> tuple[Any, ...] | None:
+    """What tells the models of recipes apart; None for a folder that no recipe wrote."""
+    there = next((folder / name for name in _TOLD if (folder / name).is_file()), None)
+    if there is None or not (folder / "training.json").is_file():
+        return None
+    with suppress(ValueError, AttributeError):  # files of that name that tell something else
+        told: dict[str, Any] = json.loads(there.read_text(encoding="utf-8"))
+        return told.get("_class_name"), told.get("model_type"), "block_length" in told, "names" in facts_of(folder)
+    return None
 
 
 def modality(name: str) -> str:
@@ -76,15 +99,15 @@ def _folder(name: str) -> Path:
     return Path(__file__).parent / name
 
 
-def load(name: str, folder: Path | str | None = None) -> Any:
+def load(name: str | Path, folder: Path | str | None = None) -> Any:
     """Load a model with what is needed to call it, as transformers or diffusers would return it.
 
     Parameters
     ----------
     name
-        One of :func:`names`.
+        One of :func:`names`, or a folder that a recipe in `demos/` wrote, `FOLDER/model`.
     folder
-        Of other weights of the same form, such as a recipe in `demos/` writes; None (default) for those shipped.
+        Of other weights of the same form; None (default) for those of this name.
 
     Returns
     -------
@@ -97,8 +120,13 @@ def load(name: str, folder: Path | str | None = None) -> Any:
         If there is no such model.
     WeightsError
         If the files are truncated or not those of the model.
+    UnsupportedTargetError
+        If they ask for Python code of their own.
     """
-    return _module(name).load(path(name) if folder is None else Path(folder))
+    own = like(name) or str(name)  # one that is neither is refused
+    module, here = _module(own), path(own) if own == name else Path(name)
+    with no_foreign_code(here if folder is None else folder):
+        return module.load(here if folder is None else Path(folder))
 
 
 def prompts(name: str, count: int, seed: int = 0, **choice: Any) -> list[str]:

@@ -68,8 +68,11 @@ class TinyFarPipeline(SmallPipeline, AnyFlowFARPipeline):
         )
 
     def blocks(self, num_frames: int) -> list[int]:
-        """Latent frames of each block: two blocks at least, since the pipeline cannot draw a single one."""
-        latents = 1 + (num_frames - 1) // self.vae_scale_factor_temporal
+        """Latent frames of each block: two blocks at least, since the pipeline cannot draw a single one.
+
+        Numbers of frames that the autoencoder cannot have are rounded as the pipeline rounds them.
+        """
+        latents = 1 + num_frames // self.vae_scale_factor_temporal
         block = min(self.transformer.config.chunk_partition[0], latents // 2)
         if block == 0:
             raise SettingError(f"num_frames={num_frames}: tiny-far draws two blocks at least, num_frames=3")

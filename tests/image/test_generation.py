@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 import time
 from types import SimpleNamespace
 
@@ -262,16 +263,15 @@ def test_the_modality_opens_a_painter_and_accelerates_its_model(monkeypatch):
 
 def test_a_zoo_model_saved_elsewhere_has_its_own_words(monkeypatch, tmp_path):
     """It is known by the file that its recipe writes; anything else is read as transformers reads it."""
-    from mmaccel.zoo import tiny_janus
-
-    monkeypatch.setattr(tiny_janus, "load_processor", lambda folder: f"words of {folder.name}")
-    assert generation.zoo_processor(str(tmp_path)) is None
+    for name in ("config.json", "training.json"):
+        shutil.copy(zoo.path("tiny-janus") / name, tmp_path)
+    monkeypatch.setattr(generation.zoo, "load", lambda folder: (Moved(), f"words of {folder}"))
+    painter = generation.load(str(tmp_path))
+    assert (painter.name, painter.processor) == (tmp_path.name, f"words of {tmp_path}")
     (tmp_path / "training.json").write_text("{}")
-    words = f"words of {tmp_path.name}"
-    assert generation.zoo_processor(str(tmp_path)) == words
-    monkeypatch.setattr(generation.AutoConfig, "from_pretrained", lambda *_, **__: SimpleNamespace(model_type="janus"))
+    monkeypatch.setattr(generation.AutoProcessor, "from_pretrained", lambda *_, **__: "own words")
     monkeypatch.setattr(generation, "load_pretrained", lambda cls, name, dtype: Moved())
-    assert generation.load(str(tmp_path)).processor == words
+    assert generation.load(str(tmp_path)).processor == "own words"
 
 
 def test_a_model_of_clips_draws_no_pictures():

@@ -197,7 +197,7 @@ def own(monkeypatch):
     ("kind", "made"),
     (
         ("shipped", "LlavaOnevisionForConditionalGeneration"),
-        ("pipeline", "WanPipeline"),
+        ("pipeline", "TinyWanPipeline"),
         ("speech", "MoonshineForConditionalGeneration"),
     ),
 )

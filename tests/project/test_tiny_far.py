@@ -83,6 +83,12 @@ def test_any_number_of_frames_is_drawn(pipeline, frames):
     assert pipeline(PROMPT, **seeded(num_frames=frames, num_inference_steps=1)).frames.shape[1] == frames
 
 
+@pytest.mark.parametrize("frames", [2, 8, 24])
+def test_an_even_number_of_frames_is_rounded_as_the_pipeline_rounds_it(pipeline, frames):
+    drawn = pipeline(PROMPT, **seeded(num_frames=frames, num_inference_steps=1)).frames
+    assert drawn.shape[1] == frames + 1 and sum(pipeline.blocks(frames)) == 1 + frames // 2
+
+
 def test_a_single_frame_is_refused(pipeline):
     with pytest.raises(SettingError, match="two blocks at least, num_frames=3"):
         pipeline(PROMPT, **seeded(num_frames=1))

@@ -185,8 +185,12 @@ def test_clips_to_train_on_are_encoded_once(tmp_path):
     from mmaccel.demos.training.wan.vae import pool
 
     made = [(torch.rand(2, 3, 4).half().transpose(1, 2), ["rocket", "frog"])]
-    first, again = (pool(tmp_path, made.pop if made else None) for _ in range(2))
+    first, again = (pool(tmp_path, 2, made.pop if made else None) for _ in range(2))
     assert first[0].shape == (2, 4, 3) and torch.equal(first[0], again[0]) and again[1] == ["rocket", "frog"]
+    latents, captions = pool(tmp_path, 1, None)
+    assert torch.equal(latents, first[0][:1]) and captions == ["rocket"]
+    latents, captions = pool(tmp_path, 3, lambda: (torch.zeros(3, 4, 2), ["star", "frog", "pizza"]))
+    assert len(latents) == 3 and captions[2] == "pizza", "made anew where there are fewer"
 
 
 def test_held_out_loss_is_told_and_low():

@@ -1,9 +1,12 @@
 """The shipped model: its calls, its manners, and its pictures."""
 
+import importlib
 import json
+import re
 import shutil
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ import mmaccel
 from mmaccel import image, zoo
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError, WeightsError
 from mmaccel.image import quality
+from mmaccel.modality import get_modality
 from mmaccel.zoo import tiny_janus, weights
 from mmaccel.zoo.vocabulary import Vocabulary
 from mmaccel.zoo.worlds import emoji_world, moving_world
@@ -149,6 +153,31 @@ def test_the_card_tells_what_was_measured(name, told):
     facts = json.loads((zoo.path(name) / "training.json").read_text())
     card = (zoo.path(name) / "README.md").read_text()
     assert told.format(**facts) in card and f"{facts['steps']:,} steps" in card
+
+
+RECORDED = {"--minutes": "minutes", "--vae-minutes": "vae_minutes", "--pool": "pool"}
+
+
+@pytest.mark.parametrize("name", (*zoo.names(), *zoo.heads()))
+def test_the_card_has_the_commands_that_train_it_again(name, capsys):
+    card = " ".join((zoo.path(name) / "README.md").read_text().split())
+    commands = re.findall(r"`python -m (mmaccel\.demos\.training\.[a-z_.]+) ([^`]*)`", card)
+    assert commands
+    part = zoo.path(name) / ("transformer" if name == "tiny-far" else "")
+    facts = json.loads((part / "training.json").read_text())
+    for module, words in commands:
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(module).main(["--help"])
+        told = capsys.readouterr().out
+        assert ended.value.code == 0 and all(option in told for option in re.findall("--[a-z-]+", words))
+    told, words = " ".join(told.split()), commands[0][1]
+    if name == "tiny-onevision":  # trained in parts, which the card tells
+        return
+    for option, key in RECORDED.items():
+        if key in facts:
+            given = f"{facts[key]:g}"
+            default = re.search(rf"{option} [A-Z_]+ [^-]*\(default: {given}(\.0)?\)", told)
+            assert f"{option} {given}" in words or default, f"{name} was trained with {option} {given}"
 
 
 # ---------------------------------------------------------------- what is said of prompts
@@ -325,3 +354,51 @@ def test_a_folder_may_be_a_text():
     folder = str(zoo.path("tiny-wan"))
     pipe = zoo.load("tiny-wan", folder)
     assert pipe.facts == zoo.load("tiny-wan").facts
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_what_a_recipe_wrote_is_loaded_by_its_folder(name, tmp_path):
+    folder = shutil.copytree(zoo.path(name), tmp_path / "model")
+    assert zoo.like(name) == zoo.like(folder) == zoo.like(str(folder)) == name
+    shipped, loaded = zoo.load(name), zoo.load(str(folder))
+    both = [one if isinstance(one, tuple) else (one,) for one in (shipped, loaded)]
+    assert [type(part) for part in both[0]] == [type(part) for part in both[1]]
+
+
+def test_a_checkpoint_of_ones_own_is_like_none(tmp_path):
+    assert {zoo.like(one) for one in (tmp_path, "owner/name", "smollm2-eagle", Path("tiny-wan"))} == {None}
+    shutil.copy(zoo.path("tiny-wan") / "model_index.json", tmp_path)
+    assert zoo.like(tmp_path) is None, "no recipe wrote it"
+    for facts in ("{}", "[]", "seven epochs"):
+        (tmp_path / "training.json").write_text(facts)
+        assert zoo.like(tmp_path) is None, "nor this"
+    shutil.copy(zoo.path("tiny-wan") / "training.json", tmp_path)
+    assert zoo.like(tmp_path) == "tiny-wan"
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    assert zoo.like(tmp_path) is None
+    with pytest.raises(UnknownNameError, match="zoo model"):
+        zoo.load(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "kind"), (("tiny-wan", "video"), ("tiny-far", "video"), ("tiny-amused", "image")))
+def test_the_command_line_opens_what_a_recipe_wrote_with_its_own_sizes_and_words(name, kind, tmp_path):
+    folder = shutil.copytree(zoo.path(name), tmp_path / "model")
+    modality = get_modality(kind)
+    pipe = modality.target(modality.open(str(folder)))
+    assert pipe.example[0] == name and pipe.transformer.dtype == torch.float32
+    with pytest.raises(PromptError, match="spaceship"):
+        pipe("spaceship")
+    assert kind == "image" or modality.recognizes(str(folder))
+
+
+def test_a_folder_of_another_kind_says_where_it_belongs(tmp_path):
+    folders = {name: str(shutil.copytree(zoo.path(name), tmp_path / name)) for name in ("tiny-reader", "tiny-canvas")}
+    vlm = get_modality("vlm")
+    assert (
+        vlm.recognizes(folders["tiny-reader"])
+        and type(vlm.open(folders["tiny-reader"])[1]).__name__ == "ReaderProcessor"
+    )
+    with pytest.raises(UnsupportedTargetError, match="answers no questions: use `mmaccel run canvas`"):
+        vlm.open(folders["tiny-canvas"])
+    pipe, processor = get_modality("canvas").open(str(zoo.path("tiny-amused")))
+    assert processor is None and pipe.example[0] == "tiny-amused"

@@ -205,6 +205,21 @@ def test_a_head_without_matrices_of_its_own_takes_the_models(llama, tmp_path):
     torch.testing.assert_close(found.output, llama.get_output_embeddings().weight[::2])
 
 
+@pytest.mark.parametrize("nested", (False, True), ids=("EAGLE", "speculators"))
+@pytest.mark.parametrize("own", (False, True))
+def test_a_head_of_the_whole_vocabulary_needs_no_numbers_of_its_tokens(llama, tmp_path, nested, own):
+    """Published without `d2t` and, as vLLM and SGLang read them, without `draft_vocab_size`."""
+    path, matrix = eagle_heads.write(tmp_path, llama, own=own, nested=nested, whole=True), llama.lm_head.weight
+    found = load_head(path, llama)
+    assert found.draft_tokens.tolist() == list(range(len(matrix))) and found.output.shape == matrix.shape
+    assert (found.output.data_ptr() == matrix.data_ptr()) == (not own), "no copy of the model's own"
+    parameters = sum(value.nbytes for value in found.parameters())
+    assert found.bytes == parameters + own * (found.embedding.nbytes + found.output.nbytes)
+    plain = llama.generate(**call())
+    with mmaccel.accelerate(llama, EagleDraft(head=path, always=True)) as fast:
+        assert torch.equal(fast.generate(**call()), plain) and fast.report.details["drafted"]
+
+
 def test_a_head_takes_the_values_of_quantized_matrices(llama, tmp_path):
     path = eagle_heads.write(tmp_path, llama, own=False)
     plain, kept = load_head(path, llama), llama.get_output_embeddings().weight
@@ -388,7 +403,8 @@ def _told_otherwise(**more):
         (lambda folder: (folder / "config.json").unlink(), WeightsError, "config.json"),
         (_without("fc.weight"), WeightsError, r"is not what its config.json says: \['fc.weight'\]"),
         (_told_otherwise(model_type="mamba"), WeightsError, "has a layer of mamba, and only those of llama and qwen3"),
-        (_told_otherwise(draft_vocab_size=None), WeightsError, "names no draft_vocab_size, .*: give an EAGLE-3 head"),
+        (_without("midlayer.hidden_norm.weight"), WeightsError, "an older head, EAGLE 1 or 2: give an EAGLE-3 head"),
+        (_told_otherwise(draft_vocab_size=None), WeightsError, r"is not what .*lm_head.weight"),
         (_told_otherwise(speculators_model_type="peagle"), WeightsError, "is of no EAGLE-3 head, but of peagle: give"),
         (_told_otherwise(rope_parameters={"rope_type": "spiral"}), WeightsError, "rotary embeddings of kind 'spiral'"),
         (
@@ -411,6 +427,7 @@ def _told_otherwise(**more):
         "a matrix is missing",
         "kind",
         "older",
+        "part of a vocabulary",
         "parallel",
         "rotary",
         "windows",

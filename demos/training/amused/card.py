@@ -35,8 +35,9 @@ It exists to test and measure acceleration without a download; it is no general 
   {same_codes:.0%} of the codes of a picture are the same; drawing a prompt does not use it.
 - **Data**: {pictures:,} pictures drawn by `mmaccel/zoo/worlds/emoji_world.py` from Noto Color Emoji (SIL Open Font
   License 1.1), names from the `emoji` package (BSD). About one scene in forty is held out.
-- **Recipe**: `python -m mmaccel.demos.training.amused.train --output runs/tiny-amused`; seed {seed},
-  {minutes:g} minutes on one thread of a busy machine with bfloat16 arithmetic, {steps:,} steps of {batch} pictures.
+- **Recipe**: `python -m mmaccel.demos.training.amused.train --output runs/tiny-amused --minutes {minutes:g}`;
+  seed {seed}, {minutes:g} minutes on one thread of a busy machine with bfloat16 arithmetic, {steps:,} steps of {batch}
+  pictures.
 - **Held-out loss**: {held_out_nats_per_masked_code} nats per masked code, without guidance, on scenes never trained on,
   with the masks of the training.
 - **State**: backgrounds, places and colours are right and most things recognisable, with rough outlines; details are
@@ -60,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    card.run(main, __doc__)

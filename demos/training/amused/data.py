@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from mmaccel import zoo
 from mmaccel.zoo.worlds import emoji_world as world
 
+from ..checkpoint import write
 from ..janus.shape import GRID
 from ..recipe import to_pixels
 
@@ -50,7 +51,7 @@ def pool(path: Path, count: int, seed: int, held_out: bool = False) -> Pool:
         codes += tokens.view(-1, GRID, GRID).short()
         facts += torch.tensor([numbers_of(scene) for scene in scenes], dtype=torch.uint8)
         if first // CHUNK % 40 == 39 or first + CHUNK >= count:
-            save_file({"codes": torch.stack(codes), "facts": torch.stack(facts)}, path)
+            write({"codes": torch.stack(codes), "facts": torch.stack(facts)}, path)
     return Pool(torch.stack(codes[:count]), torch.stack(facts[:count]))
 
 

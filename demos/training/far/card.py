@@ -31,10 +31,10 @@ It exists to test and measure acceleration without a download; it is no general 
 - **State**: the larger model draws things, backgrounds and motions mostly as told and keeps them over the blocks; what
   should stay is sometimes moved along. The smaller one alone draws things wrong from the first block on, and goes on
   well behind blocks of the larger one.
-- **Recipe**: `python -m mmaccel.demos.training.far.train --output runs/tiny-far`; seed {seed}; {pool:,} clips, blocks
-  noised apart from each other behind clean ones as in FAR; {minutes:g} minutes of an H100 that each model shared with
-  other work: {steps:,} steps of {batch} clips for the larger, which begins with the weights of `tiny-wan`, and
-  {small_steps:,} for the smaller.
+- **Recipe**: `python -m mmaccel.demos.training.far.train --output runs/tiny-far --minutes {minutes:g}`;
+  seed {seed}; {pool:,} clips, blocks noised apart from each other behind clean ones as in FAR; {minutes:g} minutes of
+  an H100 that each model shared with other work: {steps:,} steps of {batch} clips for the larger, which
+  begins with the weights of `tiny-wan`, and {small_steps:,} for the smaller.
 - **Held-out loss**: {loss} and {small_loss}, the mean squared error of the velocity behind clean blocks, on scenes
   never trained on.
 - **Time**: {seconds:.0f} s for a clip of 20 steps with guidance on {threads} threads, float32.
@@ -57,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    card.run(main, __doc__)

@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--pool", type=int, default=6000, help="clips to train on")
     parser.add_argument("--batch", type=int, default=32, help="clips a step")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--workers", type=int, default=0, help="processes that draw clips; default 0: this one does")
+    parser.add_argument("--workers", type=int, default=0, help="processes that draw clips; 0: this one does")
     args = parser.parse_args(argv)
     begin(args)
     pipeline = zoo.load("tiny-wan").to(args.device)
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> None:
     def encoded() -> tuple[torch.Tensor, list[str]]:
         return encoded_clips(pipeline, TRAINING, args.seed, args.pool, args.workers)
 
-    clips = pool(args.output, encoded, args.device)
+    clips = pool(args.output, args.pool, encoded, args.device)
     for size in args.sizes:
         train(size, pipeline, clips, args)
 

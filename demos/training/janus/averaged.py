@@ -18,8 +18,10 @@ from pathlib import Path
 import torch
 from transformers import JanusForConditionalGeneration
 
+from mmaccel.zoo.weights import load_pretrained
+
 from ..optimizer import muon_and_adam
-from ..recipe import Stage, begin, command_line
+from ..recipe import Stage, begin, command_line, goes_on
 from .drawing import Drawing
 from .shape import build_tokenizer
 from .train import CAPTION_DROPOUT, RATE, encoded_loss, save, trained_parameters
@@ -56,10 +58,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", action="store_true", help="compile the layers: faster after a minute")
     args = parser.parse_args(argv)
-    begin(args)
-    model = JanusForConditionalGeneration.from_pretrained(args.begin, dtype=torch.float32)
-    steps = train(model.to(args.device), args)
+    goes_on(parser, "--begin", args.begin, args.output)
     facts = json.loads((args.begin / "training.json").read_text())
+    begin(args)
+    model = load_pretrained(JanusForConditionalGeneration, args.begin, dtype=torch.float32)
+    steps = train(model.to(args.device), args)
     before = {name: facts.get(f"averaged_{name}", 0) for name in ("minutes", "steps")}  # of an earlier run
     facts |= {"averaged_minutes": round(before["minutes"] + args.minutes, 2), "averaged_batch": args.batch}
     facts["averaged_steps"] = before["steps"] + steps

@@ -49,7 +49,8 @@ It exists to test and measure acceleration without a download; it is no general 
 - **Recipe**: `python -m mmaccel.demos.training.janus.train --output runs/tiny-janus`; seed {seed}; VQ model
   {vq_steps} steps, language model {steps} steps of {batch} pictures over 217 names and {featured_steps} of
   {featured_batch} over the {names} it ships, about three hours on 2 cores with bfloat16 arithmetic. Then
-  `python -m mmaccel.demos.training.janus.averaged` with these as `--begin`, twice: {averaged_steps} steps of
+  `python -m mmaccel.demos.training.janus.averaged --begin runs/tiny-janus/model --output runs/averaged`, and
+  again from its model into another folder: {averaged_steps} steps of
   {averaged_batch} in {averaged_minutes} minutes of an H100, whose weights are averaged.
 - **Held-out loss**: {held_out_nats_per_token} nats per image token, without guidance, on scenes never trained on.
 - **Licence**: Apache-2.0, as the package.
@@ -67,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    card.run(main, __doc__)

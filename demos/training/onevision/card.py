@@ -52,7 +52,8 @@ It exists to test and measure acceleration without a download; it is no general 
   {stream} times smaller, with all else that the language model adds up, which changes no answer: token mergers take
   `exp(-d^2)` of distances between tokens, which was 0 for whatever was not paper.
 - **Recipe**: `python -m mmaccel.demos.training.onevision.train --output runs/tiny-onevision`, then
-  `python -m mmaccel.demos.training.onevision.thin --output runs/thinned` for the last {thinned_minutes:g}
+  `python -m mmaccel.demos.training.onevision.thin --model runs/tiny-onevision/model --output runs/thinned`
+  for the last {thinned_minutes:g}
   minutes; seeds {seed}, 21, 22 and 24; {minutes:g} minutes on 2 cores with bfloat16 arithmetic, {tower_minutes:g} of
   them for the tower; {steps:,} steps of the language model. The shipped weights were trained in parts: for the first
   68 minutes of the language model without the softening of scores, and what things they mean was not told at words, so
@@ -105,4 +106,4 @@ def size_of_tokens(model) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    card.run(main, __doc__)

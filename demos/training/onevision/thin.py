@@ -26,7 +26,7 @@ from mmaccel.zoo.tiny_onevision import load
 from mmaccel.zoo.worlds.moving_world import ONEVISION
 
 from ..optimizer import optimizers_of
-from ..recipe import Stage, begin, command_line
+from ..recipe import Stage, begin, command_line, goes_on
 from . import shape
 from .data import Batch, Packer, draw
 from .parts import Trained, answer_loss, soften
@@ -51,9 +51,10 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.tower_minutes >= args.minutes:
         parser.error("--tower-minutes: leave some of --minutes for the language model")
+    folder = args.model or zoo.path("tiny-onevision")
+    goes_on(parser, "--model", folder, args.output)
     begin(args)
     args.tokenizer = shape.build_tokenizer()
-    folder = args.model or zoo.path("tiny-onevision")
     facts = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     model = load(folder)[0]
     shape.rescale(model, shape.STREAM)

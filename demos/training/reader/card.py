@@ -36,9 +36,9 @@ tables, and figures with captions. It exists to test and measure acceleration wi
   invented name on these pages is one that was never trained on.
 - **Data**: drawn by `mmaccel/zoo/worlds/page_world.py` with the glyphs of DejaVu Sans Mono (free licence of Bitstream
   Vera), which are shipped as `glyphs.png`. Letters stand on a grid of 8 x 16 pixels, moved by up to one pixel.
-- **Recipe**: `python -m mmaccel.demos.training.reader.train --output runs/tiny-reader`, from nothing; seed {seed},
-  {minutes:g} minutes on a shared core with bfloat16 arithmetic, {steps:,} steps. It begins with lone lines and regions,
-  and one head of the decoder is taught to look at the letter that comes next.
+- **Recipe**: `python -m mmaccel.demos.training.reader.train --output runs/tiny-reader --minutes {minutes:g}`,
+  from nothing; seed {seed}, {minutes:g} minutes on a shared core with bfloat16 arithmetic, {steps:,} steps. It begins
+  with lone lines and regions, and one head of the decoder is taught to look at the letter that comes next.
 - **Time**: {seconds:.2f} s for a page of {tokens} tokens, on {threads} threads, float32.
 - **Limits**: one face on one grid, one column, Latin letters without accents.
 - **Licence**: Apache-2.0, as the package.
@@ -68,4 +68,4 @@ def _beside(picture, text: str) -> Image.Image:
 
 
 if __name__ == "__main__":
-    main()
+    card.run(main, __doc__)

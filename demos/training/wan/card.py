@@ -36,9 +36,9 @@ It exists to test and measure acceleration without a download; it is no general 
   and grain vary without being told. About one scene in forty is held out.
 - **State**: backgrounds and the looks of things are right, and a thing alone mostly moves as told; of two things one
   is sometimes missing or drawn twice, and motions are mixed up. The loss still falls: more minutes mend it.
-- **Recipe**: `python -m mmaccel.demos.training.wan.train --output runs/tiny-wan --compile`; seed {seed};
-  autoencoder {vae_minutes:g} minutes, transformer and text encoder {minutes:g} minutes, {steps:,} steps of {batch}
-  clips out of {pool:,}, on 2 cores with bfloat16 arithmetic.
+- **Recipe**: `python -m mmaccel.demos.training.wan.train --output runs/tiny-wan --vae-minutes {vae_minutes:g}
+  --minutes {minutes:g} --pool {pool} --compile`; seed {seed}; autoencoder {vae_minutes:g} minutes, transformer and text
+  encoder {minutes:g} minutes, {steps:,} steps of {batch} clips out of {pool:,}, on 2 cores with bfloat16 arithmetic.
 - **Held-out loss**: {held_out_loss}, the mean squared error of the velocity, without guidance, on scenes never trained
   on; the autoencoder's clips have {vae_psnr} dB there.
 - **Time**: {seconds:.1f} s for a clip of 40 steps with guidance on {threads} threads, float32.
@@ -71,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    card.run(main, __doc__)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from PIL import Image
 from mmaccel.files import pictures
 from mmaccel.zoo.worlds import moving_world as world
 
+from ..checkpoint import write_model
 from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from . import shape
@@ -49,14 +51,13 @@ PROMPTS = (  # of the sheet of samples
 def trained_vae(args: argparse.Namespace) -> AutoencoderKLWan:
     """The autoencoder as it is shipped, in float16 steps."""
     folder = args.output / "model" / "vae"
-    if not (folder / "config.json").is_file():
+    if not folder.is_dir():
         vae = shape.build_vae()
         train_vae(vae, args.output, args.seed, args.vae_minutes)
         vae.half().float()
         measure_latents(vae, args.seed)
-        vae.half().save_pretrained(folder)
+        write_model(vae.half(), folder)
     vae = AutoencoderKLWan.from_pretrained(folder, torch_dtype=torch.float32)
-    vae.register_to_config(_name_or_path="")  # it is saved again, and nobody else has this folder
     frames = pixels_of(draw(HELD_OUT, args.seed, 0, 4))
     with torch.no_grad():
         shown = vae.decode(vae.encode(frames).latent_dist.mode()).sample
@@ -67,7 +68,8 @@ def trained_vae(args: argparse.Namespace) -> AutoencoderKLWan:
 
 def train_transformer(module: torch.nn.Module, pipeline: WanPipeline, average: Average, args) -> int:
     """Transformer and text encoder together; returns the number of steps."""
-    latents, captions = pool(args.output, lambda: encoded_clips(pipeline.vae, TRAINING, args.seed, args.pool))
+    make = functools.partial(encoded_clips, pipeline.vae, TRAINING, args.seed, args.pool)
+    latents, captions = pool(args.output, args.pool, make)
     optimizers = optimizers_of(module, blocks=(".blocks.",))
     stage = Stage("transformer", module, optimizers, args.minutes, args.output, average)
     TrainingAttention.put_on(module.transformer, args.compile)
@@ -137,9 +139,9 @@ def show(pipeline: WanPipeline, path: Path, prompts: tuple[str, ...] = PROMPTS[:
 
 
 def save(pipeline: WanPipeline, args: argparse.Namespace, step: int, **measured: float) -> None:
-    """Write what `mmaccel.zoo` ships: float16 weights, configurations, tokenizer and facts."""
+    """Write what `mmaccel.zoo` ships beside the autoencoder: float16 weights, configurations, tokenizer and facts."""
     folder = args.output / "model"
-    for name in ("vae", "text_encoder", "transformer"):
+    for name in ("text_encoder", "transformer"):
         copy.deepcopy(getattr(pipeline, name)).half().save_pretrained(folder / name)
     pipeline.tokenizer.save_pretrained(folder / "tokenizer")
     pipeline.scheduler.save_pretrained(folder / "scheduler")

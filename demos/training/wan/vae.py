@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import patchify, unpatchify
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from mmaccel.files.output import replacing
 from mmaccel.zoo.worlds import moving_world as world
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, write
 from ..janus.vq import picture_loss
 from ..optimizer import Muon, trapezoid
 from ..recipe import LOG_STEPS, SAVE_SECONDS, UNITS, Clock, step_with
@@ -145,12 +146,13 @@ def encoded_clips(
 
 
 def pool(
-    folder: Path, make: Callable[[], tuple[torch.Tensor, list[str]]], device: torch.device | str = "cpu"
+    folder: Path, count: int, make: Callable[[], tuple[torch.Tensor, list[str]]], device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, list[str]]:
-    """The latents and captions to train on, made once and kept beside the checkpoints."""
+    """`count` latents and captions to train on, made once and kept beside the checkpoints; anew if these are fewer."""
     path, words = folder / "pool.safetensors", folder / "pool.json"
-    if not words.is_file():
+    if not words.is_file() or len(json.loads(words.read_text())) < count:
         latents, captions = make()
-        save_file({"latents": latents.contiguous()}, path)
-        words.write_text(json.dumps(captions))
-    return load_file(path, device=str(device))["latents"], json.loads(words.read_text())
+        write({"latents": latents.contiguous()}, path)
+        with replacing(words) as temporary:
+            temporary.write_text(json.dumps(captions))
+    return load_file(path, device=str(device))["latents"][:count], json.loads(words.read_text())[:count]

@@ -69,6 +69,7 @@ class EagleHead(nn.Module):
         self.output: Tensor | None = None
         self.draft_tokens = torch.arange(config.draft_vocab_size)
         self._borrows: tuple[bool, bool] | None = None  # embedding and output, from the model
+        self._drafts_all = False  # of the tokens, with the model's own output
         self._at: tuple[torch.device, torch.dtype] | None = None
 
     @property
@@ -91,12 +92,14 @@ class EagleHead(nn.Module):
         self.to(*at)
         self.rotary_emb = self._rotary().to(weight.device)  # whose frequencies stay in float32
         self.draft_tokens = self.draft_tokens.to(weight.device)
-        given = dense(model.get_input_embeddings().weight), dense(weight)[self.draft_tokens]
-        known = self.embedding, self.output
-        self.embedding, self.output = (
-            (theirs if borrows or own is None else own).to(*at)
-            for theirs, own, borrows in zip(given, known, self._borrows, strict=True)
-        )
+        if self._borrows[0]:
+            self.embedding = dense(model.get_input_embeddings().weight)
+        if self._borrows[1]:
+            whole = dense(weight)
+            self._drafts_all = torch.equal(self.draft_tokens, torch.arange(len(whole), device=weight.device))
+            self.output = whole if self._drafts_all else whole[self.draft_tokens]
+        assert self.embedding is not None and self.output is not None
+        self.embedding, self.output = self.embedding.to(*at), self.output.to(*at)
         self._at = at
         return self
 
@@ -104,7 +107,8 @@ class EagleHead(nn.Module):
     def bytes(self) -> int:
         """Of all that is not the model's own."""
         assert self.embedding is not None and self.output is not None and self._borrows is not None
-        matrices = self.output.nbytes + (0 if self._borrows[0] else self.embedding.nbytes)
+        own = (self.embedding, self._borrows[0]), (self.output, self._drafts_all)
+        matrices = sum(matrix.nbytes for matrix, is_theirs in own if not is_theirs)
         return matrices + sum(value.nbytes for value in self.parameters())
 
     def join(self, states: Tensor) -> Tensor:

@@ -46,6 +46,8 @@ def load_head(path: str, model: Any) -> EagleHead:
             f"{path}/config.json asks for rotary embeddings of kind {error}, which are not known"
         ) from error
     weights = {_renamed(name): value for name, value in load_file(_file(path, "model.safetensors")).items()}
+    if "layers.0.hidden_norm.weight" not in weights:
+        raise WeightsError(f"{path}/model.safetensors is of an older head, EAGLE 1 or 2: give an EAGLE-3 head")
     embedding, output = weights.pop("embed_tokens.weight", None), weights.pop("lm_head.weight", None)
     shift = weights.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long)).long()
     size, vocabulary = config.hidden_size, len(model.get_input_embeddings().weight)
@@ -88,11 +90,6 @@ def configuration(path: str, model: Any) -> PretrainedConfig:
     algorithm = told.get("speculators_model_type", "eagle3")
     if algorithm != "eagle3":
         raise WeightsError(f"{path}/config.json is of no EAGLE-3 head, but of {algorithm}: give an EAGLE-3 head")
-    if not told.get("draft_vocab_size"):
-        raise WeightsError(
-            f"{path}/config.json names no draft_vocab_size, like those of older EAGLE heads: give an EAGLE-3 head, or"
-            " write the number of tokens there that this one drafts"
-        )
     if kind not in KINDS:
         raise WeightsError(f"{path} has a layer of {kind}, and only those of {' and '.join(KINDS)} are known")
     size = told.get("target_hidden_size") or layer["hidden_size"]
@@ -114,7 +111,7 @@ def configuration(path: str, model: Any) -> PretrainedConfig:
         **_rotary(layer),
         "attn_implementation": "sdpa",
         "target_hidden_size": size,
-        "draft_vocab_size": told["draft_vocab_size"],
+        "draft_vocab_size": told.get("draft_vocab_size") or layer.get("vocab_size", target.vocab_size),
         "layers_read": reads,
         "window": _window(path, layer),
     }
