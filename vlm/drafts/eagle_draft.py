@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from typing import Any, ClassVar
 
 from mmaccel.decoding.drafters.assistant import AssistantCost
@@ -64,7 +65,7 @@ class EagleDraft(FusedDraft):
     ...     print(fast.report)
     """
 
-    head: str = ""
+    head: str | PathLike[str] = ""
 
     paper: ClassVar[str] = "EAGLE-3: Scaling up Inference Acceleration via Training-Time Test by Li et al., 2025"
     advice: ClassVar[Advice] = Advice(
