@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ REPLACED = (  # of the configuration of a layer, which is told otherwise, or is 
 )  # fmt: skip
 
 
-def load_head(path: str | PathLike[str], model: Any) -> EagleHead:
+def load_head(path: str, model: Any) -> EagleHead:
     """The head in a folder or a repository, for a model that is loaded, on its device and in its type.
 
     Raises
@@ -81,7 +80,7 @@ def _check(path: str, head: EagleHead, model: Any) -> None:
             head.embedding = None  # speculators' files have a copy of it
 
 
-def configuration(path: str | PathLike[str], model: Any) -> PretrainedConfig:
+def configuration(path: str, model: Any) -> PretrainedConfig:
     """What a head says of itself, checked against the model."""
     told = json.loads(Path(_file(path, "config.json")).read_text())
     layer = told.get("transformer_layer_config", told)
@@ -156,7 +155,7 @@ def _renamed(name: str) -> str:
     return name.removeprefix("model.").replace("midlayer.", "layers.0.")
 
 
-def _file(path: str | PathLike[str], name: str) -> str:
+def _file(path: str, name: str) -> str:
     """A file of the head, in the folder or the cache of the Hub, or downloaded."""
     try:
         found = cached_file(path, name)
