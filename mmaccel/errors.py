@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
@@ -120,7 +120,7 @@ def unknown_name(kind: str, name: Any, options: Iterable[str]) -> UnknownNameErr
     return UnknownNameError(f"unknown {kind} {shown(name)}: {nearest(name, options) or every}")
 
 
-def nearest(name: Any, options: Iterable[str]) -> str:
-    """The question whether one of the nearest names was meant; empty if none is near."""
+def nearest(name: Any, options: Iterable[str], written: Callable[[str], str] = repr) -> str:
+    """The question whether one of the nearest names was meant, each as it is `written`; empty if none is near."""
     near = difflib.get_close_matches(str(name), list(options), n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"did you mean {' or '.join(map(written, near))}?" if near else ""

@@ -255,18 +255,21 @@ def _flatten(methods: tuple[Method | Plan, ...], adapter: Adapter) -> Any:
 def _no_method(item: Any) -> UsageError:
     """The error for anything else in place of a method."""
     advice = "`mmaccel methods` lists them"
-    if isinstance(item, str) and item in NAMES:
-        advice = f"write preset={item!r}"
-    elif isinstance(item, str) and is_name(item):
-        advice = f"write mmaccel.get_method({item!r})()"
+    if isinstance(item, str) and (item in NAMES or is_name(item)):
+        advice = f"write {_written(item)}"
     elif isinstance(item, str):
         of_call = f"{advice}, and compare takes the input of a call by name, as in prompt=..."
-        advice = nearest(item, [*methods(), *NAMES]) or of_call
+        advice = nearest(item, [*methods(), *NAMES], _written) or of_call
     elif isinstance(item, dict):
         advice = "mmaccel.get_method(name).from_settings(settings) makes one"
     elif isinstance(item, list | tuple):
         advice = "give methods one by one, as in accelerate(model, *methods)"
     return UsageError(f"{shown(item)} is not a method: {advice}")
+
+
+def _written(name: str) -> str:
+    """The preset or the method of this name, as it is given."""
+    return f"preset={name!r}" if name in NAMES else f"mmaccel.get_method({name!r})()"
 
 
 def _check(chosen: list[Method], adapter: Adapter) -> None:

@@ -121,7 +121,8 @@ class Report:
             return [*lines, "  no run yet"]
         if self.plain_forwards:
             fewer = self.plain_forwards / (self.forwards or 1)
-            lines.append(f"  passes      {self.forwards:.5g} instead of {self.plain_forwards:.5g}, {fewer:.2f}x fewer")
+            change = f"{fewer:.2f}x fewer" if fewer >= 1 else f"{1 / fewer:.2f}x as many"
+            lines.append(f"  passes      {self.forwards:.5g} instead of {self.plain_forwards:.5g}, {change}")
         if self.plain_visual_tokens:
             share = self.visual_tokens / self.plain_visual_tokens
             counts = f"{self.visual_tokens} tokens instead of {self.plain_visual_tokens}"

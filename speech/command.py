@@ -180,15 +180,16 @@ def _listen(arguments: argparse.Namespace) -> Transcript:
 
 @contextlib.contextmanager
 def _kept(path: Path | None, events: list[Any], stream: SpeechStream) -> Iterator[None]:
-    """At an error, write what was heard before it to `path`: an hour of speech is not said again."""
+    """At an error or a second Ctrl+C, write what was heard before to `path`: an hour of speech is not said again."""
     from .stream.transcribe import transcript
 
     try:
         yield
-    except Exception:
+    except BaseException as error:  # of a terminal that closes, too
         if path and (made := transcript(events, stream.stats)).segments:  # else an older file is worth more
             made.save(path)
-            print(f"wrote {path}, up to the error", file=sys.stderr)
+            end = "error" if isinstance(error, Exception) else "interruption"
+            print(f"wrote {path}, up to the {end}", file=sys.stderr)
         raise
 
 

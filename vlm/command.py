@@ -137,10 +137,12 @@ def watched(arguments: argparse.Namespace) -> None:
 
 
 def _of_stream(chosen: list[Any], kind: type[Any]) -> Any:
-    """The method of a stream among those that were named; None for its default."""
-    if len(chosen) > 1 or not all(isinstance(method, kind) for method in chosen):
-        raise SettingError(f"--watch takes --method vlm.{kind.__name__}(...) or none, not {chosen[0]}")
-    return chosen[0] if chosen else None
+    """The method of a stream among those that were named, in a plan or by themselves; None for its default."""
+    methods = [method for one in chosen for method in getattr(one, "methods", [one])]
+    if len(methods) > 1 or not all(isinstance(method, kind) for method in methods):
+        told = " and ".join(map(str, methods))
+        raise SettingError(f"--watch takes --method vlm.{kind.__name__}[:KEY=VALUE,...] or none, not {told}")
+    return methods[0] if methods else None
 
 
 def _example() -> tuple[Any, str]:

@@ -12,6 +12,7 @@ from mmaccel.adapter import adapters
 from mmaccel.bench.pages import markdown
 from mmaccel.method import Method
 from mmaccel.registry import methods
+from mmaccel.speech.families.rows import CHAT
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ANY = ""  # stands for methods that name no family
@@ -44,11 +45,12 @@ DIFFUSION = ("diffusion transformer", "diffusion unet", "diffusion in blocks")
 WAN, FLUX = "WanTransformer3DModel", "FluxTransformer2DModel"
 QWEN, GEMMA = "Qwen2_5_VLForConditionalGeneration", "Gemma3ForConditionalGeneration"
 RECOGNISERS = ("whisper", "moonshine", "moonshine_streaming")
+INSIDE = f"inside models that see, and inside {len(CHAT)} recognisers, such as `Qwen3ASR`"
 HEARD = ("WhisperForConditionalGeneration", "Qwen3ASRForConditionalGeneration", "Wav2Vec2ForCTC")
 KINDS = (
     Kind("diffusion", "video", DIFFUSION, (WAN, FLUX, "UNet2DConditionModel"), "families.json", "work"),
     Kind("models that see", "vlm", ("vision_language",), (QWEN, GEMMA), "visual_families.json", "kept"),
-    Kind("language models", "vlm", ("decoder", ANY), models="most of transformers, alone and inside models that see"),
+    Kind("language models", "vlm", ("decoder", ANY), models=f"most of transformers, alone, {INSIDE}"),
     Kind("CLIP", "vlm", ("clip",)),
     Kind("many views of a scene", "vlm", ("multi_view",)),
     Kind("images token by token", "image", ("emu3", "glm_image", "janus", ANY)),

@@ -81,7 +81,7 @@ def arguments_of(item: Item, batching: Batching, usual: argparse.Namespace) -> a
     SettingError
         If a field is no option, or its value is out of range.
     """
-    parser = Parser(prog="", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="", add_help=False)
     batching.add_item(parser)
     fields = dict(item.fields)
     value = fields.pop(batching.field)

@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import SettingError
 
@@ -21,7 +21,20 @@ THREADS = 1024
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as all others of the command line are."""
+    """A parser whose errors are one line, as all others of the command line are, and that completes no options.
+
+    Where `run` has ``--seed``, argparse would take that for the ``--seeds`` of `compare`.
+    """
+
+    def __init__(self, **looks: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **looks})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As of argparse; what is unknown is an error of the command at hand, whose help has all that there is."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         said = re.sub(r"^argument (\S+): (.*: it must be)", r"\1 \2", message).removeprefix("argument ")

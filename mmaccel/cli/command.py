@@ -157,4 +157,4 @@ def check_example(arguments: argparse.Namespace, given: list[Any], such_as: str)
     if arguments.example and any(given):
         raise SettingError("--example replaces a file of your own: give one of the two")
     if not arguments.example and not (given and all(given)):
-        raise SettingError(f"nothing to measure: give {such_as}, or --example for a shipped one")
+        raise SettingError(f"there is no input: give {such_as}, or --example for a shipped one")

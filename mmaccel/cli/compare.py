@@ -44,7 +44,10 @@ def run_compare(command: Command, arguments: argparse.Namespace) -> None:
     found = command.compare(arguments)
     if ranks.rank > 0:
         return  # the first process prints and writes
-    print(found, flush=True)
+    try:
+        print(found, flush=True)
+    finally:  # also where its reader is gone, who may have left while it was measured
+        if arguments.output:
+            found.save(arguments.output)
     if arguments.output:
-        found.save(arguments.output)
         print(f"wrote {arguments.output}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import SettingError, UnknownNameError, UnsupportedTargetError
 from ..modality import Modality, get_modality, modalities
+from ..presets import NAMES
 
 BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas that are in no brackets
 WORDS = {"True": "true", "False": "false", "None": "null", "none": "null"}  # of JSON, by those that people type
@@ -146,6 +147,9 @@ def parse_method(text: str) -> Any:
     from ..registry import get_method
 
     name, _, settings = text.partition(":")
+    if name in NAMES:
+        behind = "`mmaccel presets` lists the methods behind it"
+        raise UnknownNameError(f"{name!r} is a preset and no method: --preset takes it, {behind}")
     values: dict[str, Any] = {}
     for item in filter(None, BETWEEN.split(settings)):
         key, equals, value = item.partition("=")

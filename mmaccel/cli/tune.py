@@ -71,12 +71,15 @@ def run_tune(command: Command, arguments: argparse.Namespace) -> None:
     found = _tune(command, arguments)
     if ranks.rank > 0:
         return  # the first process prints and writes
-    print(found, flush=True)
-    if arguments.output and found.plan is not None:
-        found.save(arguments.output)
-        print(f"saved to {arguments.output}")
+    picked = arguments.output if found.plan is not None else None
+    try:
+        print(found, flush=True)
+    finally:  # also where its reader is gone, who may have left while it was measured
+        for path in filter(None, (picked, arguments.plot)):
+            found.save(path)
+    if picked:
+        print(f"saved to {picked}")
     if arguments.plot:
-        found.save(arguments.plot)
         print(f"wrote {arguments.plot}")
     if arguments.output and found.plan is None:
         raise SettingError(f"no plan was saved: {found.notes[0]}")

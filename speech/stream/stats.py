@@ -127,8 +127,9 @@ class StreamStats:
         return {**plain, **shares, **lags}
 
     def __str__(self) -> str:
+        segments = f"{self.finals} segment{'' if self.finals == 1 else 's'}"
         lines = [
-            f"stream of {self.audio_seconds:.1f} s, {self.decoded_seconds:.1f} s of it in {self.finals} segments",
+            f"stream of {self.audio_seconds:.1f} s, {self.decoded_seconds:.1f} s of it in {segments}",
             f"  computing     {self.compute_seconds:.2f} s, real-time factor {self.real_time_factor:.3f}",
             f"  decoder       {self.decoder_calls} calls for {self.tokens} tokens, {self.accepted} from drafts",
             f"  words         {self.words}, {self.committed} promised early, {self.retracted_share:.1%} taken back",

@@ -279,6 +279,8 @@ def test_work_is_told_in_passes_and_else_in_keys():
     assert Report(["x"], True, baseline_seconds=2.0).speedup is None
     assert "4.00 instead of" not in str(Report(["x"], False, plain_forwards=8, wall_seconds=1.0))
     assert "0 instead of 8, 8.00x fewer" in str(Report(["x"], False, plain_forwards=8, wall_seconds=1.0))
+    more = str(Report(["x"], True, forwards=10, plain_forwards=8, wall_seconds=1.0))
+    assert "10 instead of 8, 1.25x as many" in more and "fewer" not in more
     told = Report(["x", "y"], False, wall_seconds=1.0, warnings=["why"])
     assert str(told).startswith("x, y: lossy\n") and str(told).endswith("warning     why") and "engage" not in str(told)
     assert "engage" not in str(Report(["x"], True, wall_seconds=1.0, engaged=True))

@@ -7,7 +7,9 @@ import json
 import pickle
 import weakref
 from contextlib import ExitStack, nullcontext
+from os import PathLike
 from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -200,6 +202,7 @@ def test_paths_are_settings_as_texts(cls, name, tmp_path):
     made = cls(**{name: tmp_path})
     assert made == cls(**{name: str(tmp_path)})
     assert json.loads(json.dumps(made.settings()))[name] == str(tmp_path)
+    assert PathLike[str] in get_args(get_type_hints(cls)[name]), "for type checkers too"
 
 
 def test_numbers_of_numpy_are_within_the_same_bounds():
@@ -338,8 +341,8 @@ def test_what_is_no_method(janus):
         ("ZipAR", r"'ZipAR' is not a method: write mmaccel.get_method\('ZipAR'\)\(\)"),
         ("balanced", "'balanced' is not a method: write preset='balanced'"),
         ("a fox in snow", "`mmaccel methods` lists them, and compare takes the input of a call by name, as in prompt="),
-        ("balancd", "'balancd' is not a method: did you mean 'balanced'"),
-        ("video.EasyCash", "did you mean 'video.EasyCache'"),
+        ("balancd", r"'balancd' is not a method: did you mean preset='balanced'\?"),
+        ("video.EasyCash", r"did you mean mmaccel.get_method\('video.EasyCache'\)\(\)"),
         ([ZipAR()], r"is not a method: give methods one by one, as in accelerate\(model, \*methods\)"),
         ({"name": "image.ZipAR", "settings": {}}, r"mmaccel.get_method\(name\).from_settings\(settings\) makes one"),
         (3, "3 is not a method: `mmaccel methods` lists them"),

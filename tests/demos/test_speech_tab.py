@@ -252,6 +252,7 @@ def test_only_so_many_speak_at_once(frame, recording, monkeypatch):
     request = types.SimpleNamespace(session_hash="b")
     listening, answer, _ = shared.microphone.begin(request, None, *SETTINGS)
     assert listening is None and answer["over"] and "try again" in told[0]
+    assert shared.microphone.begin(request, None, *SETTINGS)[1] != answer, "the page notices no equal answer"
     shared.end()
     listening, answer, _ = shared.microphone.begin(request, None, *SETTINGS)
     listening.close()

@@ -2,7 +2,9 @@
 
 import argparse
 import importlib
+import io
 import json
+import sys
 import types
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.bench import index as bench_index
-from mmaccel.cli import arguments, bench, demo, env, listing, model_arguments, tune
+from mmaccel.cli import arguments, bench, compare, demo, env, listing, model_arguments, tune
 from mmaccel.cli import main as cli
 from mmaccel.cli import run as run_command
 from mmaccel.comparison import results
@@ -134,7 +136,11 @@ def test_other_errors_of_torch_keep_their_traceback(monkeypatch):
 
 def test_errors_of_the_parser_name_the_option_first(capsys):
     for words, says in (
-        (["env", "--nothing"], "mmaccel: unrecognized arguments: --nothing (`mmaccel --help` has all options)"),
+        (["env", "--nothing"], "mmaccel: unrecognized arguments: --nothing (`mmaccel env --help` has all options)"),
+        (
+            ["compare", "image", "red heart", "--seed", "7"],
+            "mmaccel: unrecognized arguments: --seed 7 (`mmaccel compare image --help` has all options)",
+        ),
         (["demo", "--port", "x" * 50], f"mmaccel: --port {'x' * 40}...: it must be a whole number of at least 0"),
         (["plan", "--dtype", "int8"], "mmaccel: --dtype: invalid choice"),
     ):
@@ -298,6 +304,25 @@ def test_values_of_settings_are_given_once():
     for value in ("1", "nan"):
         with pytest.raises(SettingError, match="above 1"):
             parsed("tune", "image", "x", "--method", "a", "--target-speedup", value)
+
+
+def test_what_was_measured_is_written_where_its_reader_is_gone(tmp_path, monkeypatch):
+    """As behind `| less` that was left meanwhile."""
+    pytest.importorskip("matplotlib")
+
+    class Left(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    made = types.SimpleNamespace(plan="a plan", save=lambda path: path.write_text("measured"))
+    command = types.SimpleNamespace(compare=lambda _: made)
+    monkeypatch.setattr(tune, "_tune", lambda *_: made)
+    monkeypatch.setattr(sys, "stdout", Left())
+    files = {"output": tmp_path / "plan.json", "plot": tmp_path / "curve.png"}
+    for do, words in ((compare.run_compare, {"output": tmp_path / "page.html"}), (tune.run_tune, files)):
+        with pytest.raises(BrokenPipeError):
+            do(command, argparse.Namespace(**words))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "page.html", "plan.json"]
 
 
 # run

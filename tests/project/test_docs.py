@@ -15,6 +15,7 @@ from mmaccel import presets
 from mmaccel.demos.pages import model_table
 from mmaccel.modality import modalities
 from mmaccel.registry import methods
+from mmaccel.speech.families.rows import CHAT
 
 
 def test_every_method_has_a_page_with_what_it_must_say():
@@ -108,6 +109,8 @@ def test_the_readme_says_on_how_many_classes_a_method_works():
     assert f"{len(ran)} classes" in line and f"`TokenCache` ({apart})" in line and "`HeterogeneousSteps`," in line
     (line,) = [line for line in _table_of_models() if line.startswith("| **recognisers")]
     assert "`SuffixDraft` (3)" in line, "those whose decoder is drafted for"
+    (line,) = [line for line in _table_of_models() if line.startswith("| **language models")]
+    assert f"inside {len(CHAT)} recognisers" in line, "those that are language models take the drafts of these"
 
 
 def _table_of_models():

@@ -51,6 +51,13 @@ def test_version_is_said_once():
     assert PROJECT["project"]["version"] == mmaccel.__version__
 
 
+def test_the_nodes_have_the_version_of_the_package_that_they_need():
+    """As ComfyUI's registry has versions: three numbers."""
+    pack = tomllib.loads((ROOT / "demos" / "comfyui" / "pack" / "pyproject.toml").read_text())["project"]
+    assert pack["version"] == mmaccel.__version__.partition(".dev")[0]
+    assert pack["dependencies"] == [f"mmaccel>={mmaccel.__version__}"]
+
+
 def test_weights_are_small_safetensors_only():
     for name in zoo.names():
         files = list(zoo.path(name).rglob("*"))

@@ -164,7 +164,7 @@ def test_an_example_or_all_of_ones_own():
     check_example(shipped, [None, ""], "a clip")
     check_example(shipped, [], "a clip")
     for given in ([None, "what?"], ["clip.mp4", None], []):
-        with pytest.raises(SettingError, match="nothing to measure: give a clip, or --example for a shipped one"):
+        with pytest.raises(SettingError, match="there is no input: give a clip, or --example for a shipped one"):
             check_example(own, given, "a clip")
     with pytest.raises(SettingError, match="--example replaces a file of your own"):
         check_example(shipped, [None, "what?"], "a clip")

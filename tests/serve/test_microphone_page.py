@@ -49,6 +49,13 @@ def test_a_double_click_listens_once(page):
     assert page.get_by_role("button", name="Listen").is_enabled()
 
 
+def test_a_page_that_gets_no_microphone_says_why(page):
+    """As over http, but from localhost."""
+    page.evaluate("() => { Object.defineProperty(navigator, 'mediaDevices', { value: undefined }); }")
+    page.get_by_role("button", name="Listen").click()
+    page.get_by_text("to https pages and to localhost only").wait_for()
+
+
 # As Firefox does: a microphone goes only into a context of its own rate.
 STRICT = """() => {
   const own = new AudioContext().sampleRate, connect = AudioContext.prototype.createMediaStreamSource;

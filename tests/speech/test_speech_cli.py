@@ -1,5 +1,6 @@
 """`mmaccel run speech`, and real speech through all of it."""
 
+import contextlib
 import importlib.util
 import io
 import json
@@ -21,6 +22,7 @@ from mmaccel.speech.decoding.redecode import decode
 from mmaccel.speech.modality import Speech
 from mmaccel.speech.stream.events import Endpoint, Final, Partial
 from mmaccel.speech.stream.live_text import CLEAR, LiveText
+from mmaccel.speech.stream.stream import SpeechStream
 
 wavfile = pytest.importorskip("scipy.io.wavfile")
 pytest.importorskip("av")
@@ -198,6 +200,25 @@ def test_what_was_heard_before_an_error_is_kept(model, samples, tmp_path, capsys
     assert FIRST in path.read_text()
     told = capsys.readouterr().err
     assert f"wrote {path}, up to the error" in told and "the cable is out" in told
+
+
+@pytest.mark.parametrize("again", (KeyboardInterrupt(), SystemExit(129)), ids=("a second Ctrl+C", "SIGHUP"))
+def test_who_does_not_wait_for_the_last_words_keeps_those_before(model, samples, tmp_path, capsys, monkeypatch, again):
+    def stopped(*_):
+        yield samples[: round(4.0 * scripted.RATE)].numpy().tobytes()
+        raise KeyboardInterrupt
+
+    def impatient(_):
+        raise again
+
+    pipe(monkeypatch, b"")
+    monkeypatch.setattr(run_commands, "_whole_samples", stopped)
+    monkeypatch.setattr(SpeechStream, "finish", impatient)
+    path = tmp_path / "talk.srt"
+    words = ["run", "speech", "-", "-o", str(path), "--endpoint", "energy"]
+    with pytest.raises(SystemExit) if isinstance(again, SystemExit) else contextlib.nullcontext():
+        assert cli.main(words) == 130
+    assert FIRST in path.read_text() and f"wrote {path}, up to the interruption" in capsys.readouterr().err
 
 
 def test_an_error_before_anything_is_heard_leaves_the_file_alone(model, tmp_path, monkeypatch):

@@ -655,6 +655,7 @@ def test_figures_of_a_stream_by_hand():
         "  word lag      p50 2.00 s, p90 2.00 s (with computing 2.25 s, 2.25 s)\n"
         "  finalisation  p50 3.00 s, p90 3.00 s (with computing 3.25 s, 3.25 s)"
     )
+    assert str(StreamStats(finals=1)).startswith("stream of 0.0 s, 0.0 s of it in 1 segment\n")
     assert StreamStats().real_time_factor == StreamStats().retracted_share == 0
 
 

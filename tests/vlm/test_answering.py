@@ -20,6 +20,7 @@ from mmaccel.adapter import find_adapter
 from mmaccel.cli import main as cli
 from mmaccel.demos.families.visual_models import build as visual_model
 from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError, WeightsError
+from mmaccel.plan import Plan
 from mmaccel.vlm import answering, command, comparing, examples, visual_examples
 from mmaccel.vlm.command import VlmCommand
 from mmaccel.vlm.comparing import AnswerTrial
@@ -388,6 +389,15 @@ def test_frames_of_a_second_count_before_the_number_of_frames(told):
 def test_a_stream_has_no_preset(capsys):
     assert cli.main(["run", "vlm", "clip.mp4", "what?", "--watch", "--preset", "exact"]) == 2
     assert "--preset exact: a stream has none: leave out --watch, or --preset" in capsys.readouterr().err
+
+
+def test_a_stream_takes_its_own_method_alone_or_in_a_plan(capsys):
+    own = vlm.StreamingCompression(keep=0.5)
+    for chosen in ([own], [Plan((own,), "vision_language")]):
+        assert command._of_stream(chosen, vlm.StreamingCompression) is own
+    assert cli.main(["run", "vlm", "clip.mp4", "what?", "--watch", "--method", "vlm.DyCoke:keep=0.2"]) == 2
+    takes = "--watch takes --method vlm.StreamingCompression[:KEY=VALUE,...] or none, not vlm.DyCoke(keep=0.2)"
+    assert takes in capsys.readouterr().err
 
 
 def test_the_picture_of_the_command_line_comes_last(told, tmp_path):

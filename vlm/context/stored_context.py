@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,7 +77,7 @@ class StoredContext(Method[Session]):
     vlm.StoredContext(gigabytes=2)
     """
 
-    folder: str | None = None
+    folder: str | PathLike[str] | None = None
     gigabytes: float = 8
     least: int = 64
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike, fspath
 from typing import Any, ClassVar
 
 from mmaccel.decoding.drafters.assistant import AssistantCost
@@ -64,7 +65,7 @@ class EagleDraft(FusedDraft):
     ...     print(fast.report)
     """
 
-    head: str = ""
+    head: str | PathLike[str] = ""
 
     paper: ClassVar[str] = "EAGLE-3: Scaling up Inference Acceleration via Training-Time Test by Li et al., 2025"
     advice: ClassVar[Advice] = Advice(
@@ -106,7 +107,7 @@ class EagleDraft(FusedDraft):
                     f"{type(model).__name__} has its {kept} off-loaded, which a head reads: keep embedding and lm_head"
                     " on a device in its device_map"
                 )
-        configuration(self.head, model)
+        configuration(fspath(self.head), model)
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         super().attach(session, stack)
@@ -117,7 +118,7 @@ class EagleDraft(FusedDraft):
         """The head, loaded once for the session, where the model is."""
         found: EagleHead | None = holder.memory.get(f"{self.name}, head")
         if found is None:
-            found = holder.memory[f"{self.name}, head"] = load_head(self.head, holder.target)
+            found = holder.memory[f"{self.name}, head"] = load_head(fspath(self.head), holder.target)
         return found.beside(holder.target)
 
     def layers(self, holder: Any) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import base64
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,6 +28,7 @@ MICROPHONES = 8  # visitors who speak at once
 MOST_SECONDS = 60  # of sound in one message
 GONE = 30  # seconds without a message, which browsers send in silence too, after which nobody is there
 BEHIND = 2  # chunks that wait, beyond which words on the way are left out until the machine has caught up
+REFUSALS = count(1)  # of all visitors
 FIRST_WORDS = "The first words take a moment: the model is loaded once for all visitors."
 
 
@@ -215,8 +217,9 @@ def _answer(listening: Listening) -> dict[str, Any]:
 
 
 def _refused(error: gr.Error) -> dict[str, Any]:
+    """As :func:`_answer`: the page would go on recording after one that is the same as the last."""
     gr.Warning(f"<strong>{error.title}</strong><br>{error.message}")  # gradio leaves titles out
-    return {"heard": 0, "over": True}
+    return {"heard": 0, "over": True, "refusal": next(REFUSALS)}
 
 
 def _close(listening: Listening | None) -> None:
