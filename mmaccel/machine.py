@@ -57,8 +57,9 @@ def synchronize() -> None:
     """Wait for the accelerators before reading a clock."""
     import torch
 
-    for device in used_devices():
-        torch.cuda.synchronize(device)
+    for kind in ("cuda", "xpu"):
+        for device in used_devices(kind):
+            torch.get_device_module(kind).synchronize(device)
     if torch.backends.mps.is_available():
         torch.mps.synchronize()
 

@@ -154,9 +154,16 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return getattr(module, COMPILED_CALL, None) is not None
 
 
+def is_forward_compiled(module: torch.nn.Module) -> bool:
+    """Whether what stands as a module's `forward` is what `torch.compile` gave for it, with nothing put around that."""
+    forward = vars(module).get("forward")
+    return getattr(forward, "_torchdynamo_wrapper_id", None) == id(forward)
+
+
 def runs_compiled(module: torch.nn.Module) -> bool:
     """Whether a module was compiled: its call, its `forward` alone, or in a wrapper around it."""
-    alone = hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    forward = vars(module).get("forward")
+    alone = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
     return is_compiled(module) or alone or hasattr(module, "_orig_mod")
 
 

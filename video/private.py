@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed
 
 from mmaccel.errors import ConflictError
 from mmaccel.forwards import REGISTRY, diffusers_hooks
@@ -53,6 +54,23 @@ def context_group(denoiser: torch.nn.Module) -> Any:
     """The process group that shares this denoiser's tokens; None without diffusers' context parallelism."""
     config = getattr(getattr(denoiser, PARALLEL, None), "context_parallel_config", None)
     return None if config is None else config._flattened_mesh.get_group()
+
+
+def shared_meshes(denoiser: torch.nn.Module) -> list[Any]:
+    """The devices that have to run this denoiser together; none where one process does so alone.
+
+    They share its tokens (context parallelism), or its weights: tensor parallelism, or FSDP, which shards them.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return []
+    from torch.distributed.tensor import DTensor
+
+    split = getattr(getattr(denoiser, PARALLEL, None), "context_parallel_config", None)
+    sharded = next((weight for weight in denoiser.parameters() if isinstance(weight, DTensor)), None)
+    return [
+        *([] if split is None else [split._flattened_mesh]),
+        *([] if sharded is None else [sharded.device_mesh]),
+    ]
 
 
 def execution_device(pipe: Any) -> torch.device:

@@ -52,7 +52,8 @@ class StepAllocation:
     Attributes
     ----------
     agree
-        What is decided by `tolerance`, where several processes work on one run and have to decide alike.
+        Whether any of several processes that work on one run says so, of what `tolerance` decides: they have to decide
+        alike.
 
     Examples
     --------
@@ -177,7 +178,7 @@ class StepAllocation:
         if self.tokens == "random":
             heat = torch.rand(len(heat), generator=self.generator).to(heat.device)
         if self.pinned is not None:
-            heat = heat.masked_fill(self.pinned, -1.0)
+            heat = heat.masked_fill(self.pinned.to(heat.device), -1.0)  # as told by a model on another device
         self.order = heat.argsort(descending=True, stable=True)
 
     def nbytes(self) -> int:

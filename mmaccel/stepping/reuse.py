@@ -66,7 +66,7 @@ class StepReuse:
     smallest
         The smallest error that was too large, for advice.
     agree
-        Makes one decision of those of several devices that share the model; by default it stays as it is.
+        Whether any of several devices that share the model says so, of what is to be computed; by default its own word.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class StepReuse:
 
     def decide(self, error: float) -> None:
         """Reuse this step if its error allows it."""
-        self.reuse = self.agree(error < self.threshold)  # so that NaN computes
+        self.reuse = not self.agree(not error < self.threshold)  # so that NaN computes
         if not self.reuse:
             self.smallest = min(self.smallest, error)
 

@@ -291,17 +291,21 @@ def test_a_user_without_a_home_folder_measures_again(monkeypatch):
 def test_a_machine_is_described_without_starting_an_accelerator(monkeypatch):
     said = machine.machine()
     assert list(said) == ["system", "processor", "cores", "accelerator"] and said["processor"] == machine.processor()
-    waited = []
-    cuda = {"synchronize": waited.append, "device_count": lambda: 4, "current_device": lambda: 0}
-    for name, function in {**cuda, "memory_reserved": lambda device: 9 * (device == 2)}.items():
-        monkeypatch.setattr(f"torch.cuda.{name}", function)
-    for started, calls in ((False, []), (True, [0, 2])):
-        monkeypatch.setattr("torch.cuda.is_initialized", lambda started=started: started)
-        machine.synchronize()
-        assert waited == calls
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
     assert machine.machine()["accelerator"] == "H100"
+
+
+@pytest.mark.parametrize("kind", ("cuda", "xpu"))
+def test_the_gpus_in_use_are_waited_for_and_none_is_started(monkeypatch, kind):
+    waited = []
+    gpus = {"synchronize": waited.append, "device_count": lambda: 4, "current_device": lambda: 0}
+    for name, function in {**gpus, "memory_reserved": lambda device: 9 * (device == 2)}.items():
+        monkeypatch.setattr(f"torch.{kind}.{name}", function)
+    for started, calls in ((False, []), (True, [0, 2])):
+        monkeypatch.setattr(f"torch.{kind}.is_initialized", lambda started=started: started)
+        machine.synchronize()
+        assert waited == calls
 
 
 @pytest.mark.parametrize(("held", "name"), ((0, "none"), (4096, "Apple GPU")))

@@ -9,6 +9,8 @@ import torch
 import torch.distributed
 from forked import WORLDS, fork
 from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers.distributed import DistributedConfig
 
@@ -41,12 +43,20 @@ WHOLE = {"drop": vlm.PrefillDrop(), "stored": vlm.StoredContext(), "joined": vlm
 HEADS = {"head": True, "borrowing": False}  # with matrices of its own, and with the model's
 
 
-def drawn(pipe, method=None):
-    generator = torch.Generator().manual_seed(0)
+def drawn(pipe, method=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
     if method is None:
         return pipe(**CALL, generator=generator).frames, []
     with mmaccel.accelerate(pipe, method) as fast:
         return fast(**CALL, generator=generator).frames, fast.report.details.get("computed", [])
+
+
+def sharded(pipe, world):
+    """The pipeline with its transformer's weights sharded over the processes, block by block."""
+    mesh = init_device_mesh("cpu", (world,))
+    for part in (*pipe.transformer.blocks, pipe.transformer):
+        fully_shard(part, mesh=mesh)
+    return pipe
 
 
 def refusal(pipe, method):
@@ -91,13 +101,19 @@ def run(rank, world, port, folder):
         parallel = DistributedConfig(tp_size=world, ep_size=world, tp_plan="auto")
         model = AutoModelForCausalLM.from_pretrained(folder.parent / "experts", distributed_config=parallel).eval()
     found = {name: drawn(pipe, method) for name, method in {"plain": None, **WORKING}.items()}
-    # thresholds by which each process would decide for itself
-    found["apart"] = drawn(pipe, video.EasyCache(threshold=0.2 if rank == 0 else 1e-9, warmup=3))
-    tolerance = 1e9 if rank == 0 else 0.0  # of forecasts, likewise
+    # thresholds by which each process would decide for itself, the smallest in the last one
+    is_last = rank == world - 1
+    found["apart"] = drawn(pipe, video.EasyCache(threshold=0.1 if is_last else 0.2, warmup=3))
+    tolerance = 0.0 if is_last else 1e9  # of forecasts, likewise
     found["astray"] = drawn(pipe, video.HeterogeneousSteps(budget=0.5, tolerance=tolerance))
+    refused = {name: refusal(pipe, method) for name, method in REFUSED.items()}
+    if world > 1:  # each draws something else, in steps that all of them compute or none
+        pipe = sharded(LOADED["own"], world)
+        refused["auto of weights"] = refusal(pipe, video.Auto())
+        found["weights"] = drawn(pipe, video.EasyCache(threshold=0.1 if is_last else 0.2, warmup=3), seed=rank)
     told = {
         "computed": {name: computed for name, (_, computed) in found.items()},
-        "refused": {name: refusal(pipe, method) for name, method in REFUSED.items()},
+        "refused": refused,
         "texts": texts(model, folder.parent),
         "whole": {name: refusal(model, method) for name, method in WHOLE.items()},
     }
@@ -109,8 +125,9 @@ def run(rank, world, port, folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    LOADED = {"experts": experts(), "wan": zoo.load("tiny-wan")}
-    LOADED["wan"].set_progress_bar_config(disable=True)
+    LOADED = {"experts": experts(), "wan": zoo.load("tiny-wan"), "own": zoo.load("tiny-wan")}
+    for pipe in (LOADED["wan"], LOADED["own"]):
+        pipe.set_progress_bar_config(disable=True)
     LOADED["experts"].save_pretrained(Path(sys.argv[1]) / "experts")
     for name, own in HEADS.items():
         eagle_heads.write(Path(sys.argv[1]) / name, LOADED["experts"], reads=(0, 1, 2), own=own)

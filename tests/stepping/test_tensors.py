@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmaccel.stepping import EasyReuse, LatentLayout, SamplerRun, StepAllocation, StepReuse, refresh
 from mmaccel.stepping.ratios import growth, stretched
@@ -146,6 +147,16 @@ def test_pinned_tokens_are_never_chosen(tokens):
             chosen.update(run.active.tolist())
         x = run.step(lambda velocity, x: x, torch.randn(1, 6, 3, generator=source) if share else None, x)
     assert chosen and chosen <= {2, 3, 4, 5}
+
+
+def test_pinned_tokens_may_be_told_by_a_model_on_another_device():
+    with FakeTensorMode():
+        run = StepAllocation([1.0, 0.0], Schedule((1,)), correct=False)
+        run.layout, run.pinned = LatentLayout(()), torch.zeros(6, dtype=torch.bool, device="cuda:0")
+        x = torch.ones(1, 6, 3)
+        run.begin(0)
+        run.step(lambda velocity, x: x, x, x)
+        assert run.order.device == x.device
 
 
 def test_steps_that_may_be_made_again_hold_four_tensors():

@@ -48,21 +48,30 @@ def test_the_clip_is_that_of_one_process(found, name, world):
 
 
 @pytest.mark.parametrize("world", (2, 4))
-def test_the_first_process_decides_for_all(found, world):
+def test_what_one_process_computes_all_compute(found, world):
     (alone,) = found[1]
-    assert 0 in alone.computed["apart"]
+    assert 0 in alone.computed["apart"] != alone.computed["easy"]
+    assert 0 in alone.computed["astray"] != alone.computed["steps"]
     for rank in found[world]:
-        assert rank.computed["apart"] == alone.computed["apart"]
-        torch.testing.assert_close(rank.clips["apart"], alone.clips["easy"], rtol=1e-3, atol=1e-3)
-        assert rank.computed["astray"] == alone.computed["steps"]
-        torch.testing.assert_close(rank.clips["astray"], alone.clips["steps"], rtol=1e-3, atol=1e-3)
+        for name in ("apart", "astray"):
+            assert rank.computed[name] == alone.computed[name]
+            torch.testing.assert_close(rank.clips[name], alone.clips[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("world", (2, 4))
+def test_processes_that_shard_the_weights_compute_the_same_steps_of_their_own_clips(found, world):
+    first, *others = found[world]
+    assert 0 in first.computed["weights"] != found[1][0].computed["easy"]
+    for rank in others:
+        assert rank.computed["weights"] == first.computed["weights"]
+        assert not torch.equal(rank.clips["weights"], first.clips["weights"]), "each draws its own"
 
 
 def test_methods_that_look_between_the_layers_are_refused_by_name(found):
     (alone,) = found[1]
     assert not any(alone.refused.values())
     refused = found[2][0].refused
-    assert "measure in one process" in refused.pop("auto")
+    assert all("measure in one process" in refused.pop(name) for name in ("auto", "auto of weights"))
     for name, told in refused.items():
         assert "context parallelism has split those of WanTransformer3DModel" in told, name
         assert "use video.HeterogeneousSteps or video.EasyCache" in told

@@ -59,6 +59,11 @@ def blocks(transformer):
         block.compile(backend="eager")
 
 
+def alone(transformer):
+    """As it was done before modules had `compile`."""
+    transformer.forward = torch.compile(transformer.forward, backend="eager")
+
+
 def frames_of_ours(monkeypatch):
     """Names of our own functions that the compiler was asked to trace."""
     seen = []
@@ -75,7 +80,10 @@ def frames_of_ours(monkeypatch):
 
 @pytest.mark.parametrize(
     ("method", "compiled"),
-    [*((method, whole) for method in STEPS_ONLY), *((method, blocks) for method in (*STEPS_ONLY, BLOCKS[0]))],
+    [
+        *((method, part) for method in STEPS_ONLY for part in (whole, alone)),
+        *((method, blocks) for method in (*STEPS_ONLY, BLOCKS[0])),
+    ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_compiled_code_stays_compiled_and_ours_is_not_traced(wan, method, compiled, monkeypatch):
@@ -90,10 +98,11 @@ def test_compiled_code_stays_compiled_and_ours_is_not_traced(wan, method, compil
     assert torch.equal(pipe(**call)[0], plain)
 
 
+@pytest.mark.parametrize("compiled", (whole, alone), ids=lambda compiled: compiled.__name__)
 @pytest.mark.parametrize("method", (*BLOCKS, *TOKENS, video.SparseAttention(), video.FirstBlockCache()), ids=str)
-def test_methods_inside_of_a_compiled_transformer_are_refused(wan, method):
+def test_methods_inside_of_a_compiled_transformer_are_refused(wan, method, compiled):
     pipe, _ = wan
-    whole(pipe.transformer)
+    compiled(pipe.transformer)
     before = snapshot(pipe)
     with pytest.raises(UnsupportedTargetError, match="is compiled: load it again without compile"):
         mmaccel.accelerate(pipe, method)
@@ -113,6 +122,15 @@ def test_compiling_within_a_session_is_refused_in_the_next_run(wan, method):
     assert snapshot(pipe.transformer) == before
     whole(pipe.transformer)
     assert fast_run(pipe, call, method)[1].engaged
+
+
+def test_compiling_the_forward_alone_within_a_session_is_refused_in_the_next_run(wan):
+    pipe, call = wan
+    with mmaccel.accelerate(pipe, STEPS_ONLY[0]) as fast:
+        alone(pipe.transformer)
+        with pytest.raises(UnsupportedTargetError, match=r"compiled after accelerate\(\): remove\(\) the session"):
+            fast(**call)
+    assert fast_run(pipe, call, STEPS_ONLY[0])[1].engaged
 
 
 @pytest.mark.parametrize("method", STEPS_ONLY, ids=str)

@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 import sampled_models
 import torch
-from diffusers import CogVideoXTransformer3DModel, HunyuanVideoTransformer3DModel, SD3Transformer2DModel
+from diffusers import (
+    CogVideoXTransformer3DModel,
+    HunyuanVideoTransformer3DModel,
+    SD3Transformer2DModel,
+    WanTransformer3DModel,
+)
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.stepping.layout import LatentLayout
@@ -110,6 +116,19 @@ def test_branches_keep_keys_and_values_of_their_own(model_and_call):
         for branch, whole, arguments in ((0, first, call), (1, second, other)):
             some = sample(model, part.only(tokens, branch, model.forward, (), arguments))
             torch.testing.assert_close(some[:, tokens], whole[:, tokens], rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_that_were_chosen_on_one_device_are_computed_on_another():
+    """As `device_map="balanced"` has it, where the sampler steps on one and the transformer is on another."""
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 24, "ffn_dim": 32, "num_layers": 2, "rope_max_seq_len": 32}
+    with FakeTensorMode(), ExitStack() as stack:
+        model = WanTransformer3DModel(**sizes, in_channels=4, out_channels=4, text_dim=16, freq_dim=16)
+        text = {"encoder_hidden_states": torch.zeros(1, 5, 16), "timestep": torch.zeros(1)}
+        call = {"hidden_states": torch.zeros(1, 4, 3, 8, 8), **text, "return_dict": False}
+        part = PartialForward(model, stack)
+        part.keeping(0, model.forward, (), call)
+        (some,) = part.only(torch.arange(9, device="cuda:0"), 0, model.forward, (), call)
+        assert some.shape == (1, 4, 3, 8, 8) and some.device == model.device
 
 
 def test_an_exception_leaves_no_pass_open(model_and_call):

@@ -1,6 +1,7 @@
 """EasyCache, TeaCache and BlockCache: what the contract does not see."""
 
 import math
+from types import SimpleNamespace
 
 import diffusers
 import diffusion_loop as loop
@@ -8,6 +9,7 @@ import numpy
 import pytest
 import sampled_models
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mmaccel
 from mmaccel import video
@@ -15,6 +17,7 @@ from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.stepping.tensors import plus, relative_change
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
+from mmaccel.video.blocks import block_cache
 from mmaccel.video.caches import tea_cache
 
 OWN = (video.EasyCache, video.TeaCache, video.BlockCache)
@@ -368,6 +371,15 @@ def test_block_cache_at_any_depth(last):
         mmaccel.accelerate(pipe, video.BlockCache(first=4 - last, last=last))
 
 
+def test_block_cache_compares_where_the_first_block_is_on_another_device():
+    stepper, compared = object.__new__(block_cache._Stepper), []
+    stepper.cache = SimpleNamespace(leads=True, skips=False, compare=compared.extend)
+    with FakeTensorMode():
+        stepper.start = torch.ones(1, 2, 3, device="cuda:0")
+        stepper.before({"hidden_states": torch.ones(1, 2, 3)}, SimpleNamespace(hidden="hidden_states"))
+    assert [x.device.type for x in compared] == ["cpu"]
+
+
 def test_control_net_residuals_between_the_blocks_are_not_added_twice():
     pipe, start, call = loop.pipeline("FluxTransformer2DModel")
     extra = [loop.noise(1, 16, 24, seed=seed) for seed in (7, 8)]
@@ -449,7 +461,9 @@ def test_calibration_leaves_out_where_a_second_expert_begins():
 
 def test_tea_cache_polynomial():
     assert video.TeaCache(coefficients=[1, 0, 0]).rescaled(0.5) == 0.25
-    assert video.TeaCache(coefficients=(-1.0, 0.0)).rescaled(0.5) == 0
+    assert video.TeaCache(coefficients=(-1.0, 0.0)).rescaled(0.5) == 0.5
+    wan = video.TeaCache(coefficients=(-5784.54975374, 5449.50911966, -1811.16591783, 256.27178429, -13.02252404))
+    assert wan.rescaled(0.02) > 8, "of another input: nothing is reused for an estimate below 0"
     assert video.TeaCache().rescaled(0.3) == 0.3
     assert video.TeaCache(coefficients=(-1.0, 3.0)).rescaled(math.inf) == math.inf, "of other tokens than before"
     assert video.TeaCache.from_settings(video.TeaCache(coefficients=(1, 2)).settings()).coefficients == (1.0, 2.0)

@@ -104,6 +104,7 @@ class _Stepper(BlockStepper):
     def before(self, streams: Streams, family: Family) -> None:
         """The first blocks have run: `streams` is what they made of the tokens."""
         if self.cache.leads:
-            self.cache.compare([streams[family.hidden] - self.start])
+            hidden = streams[family.hidden]
+            self.cache.compare([hidden - self.start.to(hidden.device)])  # which may be another GPU
             self.start = None
         self.skips = self.cache.skips

@@ -89,9 +89,9 @@ class TokenSubset:
             return value
         dim = axis if value.ndim == 2 else 1
         if value.shape[dim] == self.total:
-            return value.index_select(dim, self.tokens)
+            return value.index_select(dim, self.tokens.to(value.device))
         if self.text and value.shape[dim] == self.total + self.text:
-            return value.index_select(dim, self.places)
+            return value.index_select(dim, self.places.to(value.device))
         return value
 
 
@@ -135,7 +135,8 @@ class KeysValues:
             calls += 1
             if calls > 1:
                 raise UnsupportedTargetError(TWICE)
-            key, value = self.cache.write(layer, key, value, branch, None if subset is None else subset.places)
+            places = None if subset is None else subset.places.to(key.device)
+            key, value = self.cache.write(layer, key, value, branch, places)
             if more.get("attn_mask") is not None:
                 if subset is None:
                     self.masks[branch] = more["attn_mask"]

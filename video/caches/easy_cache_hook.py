@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from mmaccel.stepping.branches import Branches
 from mmaccel.stepping.easy_reuse import EasyReuse
 from mmaccel.stepping.run import SamplerRun
 
+from ..families.context_parallel import agreed
 from ..families.families import arguments, latents_of, text_of
 from ..steps import Forward
 from .easy_cache import EasyCache
@@ -66,6 +68,7 @@ class EasyCacheHook(ModelHook):
     def new_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The transformer's output, computed or from memory."""
         self._follow(arguments(module, args, kwargs), type(module).__name__)
+        self.cache.agree = functools.partial(agreed, module)
         latents, forward = latents_of(module, args, kwargs), cast(Forward, self.fn_ref.original_forward)
         output, share = self.cache.answer(latents, lambda: forward(*args, **kwargs))
         self.computed.append(share > 0)

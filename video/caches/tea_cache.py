@@ -46,7 +46,9 @@ class TeaCache(StepCache):
         coefficients of FLUX.1 the authors take 0.25 to 0.8.
     coefficients
         Polynomial from the input's change to the output's, highest power first, as from
-        :func:`calibrate_tea_cache`; None (default) takes the input's change itself.
+        :func:`calibrate_tea_cache`; None (default) takes the input's change itself. Of the authors' those of FLUX.1,
+        HunyuanVideo, LTX-Video and Mochi are for this input; those of Wan, SkyReels-V2, CogVideoX and ConsisID are for
+        the change of the time embedding, and do not fit.
     warmup
         First steps that are always computed, at least 1; default 1, as in the authors' code.
     cooldown
@@ -67,7 +69,7 @@ class TeaCache(StepCache):
 
     paper = "Timestep Embedding Tells: It's Time to Cache for Video Diffusion Model, 2025"
     advice: ClassVar[Advice] = Advice(
-        "Families whose published coefficients are known, or pipelines that you calibrate once.",
+        "FLUX.1, HunyuanVideo, LTX-Video and Mochi with the authors' coefficients, and pipelines calibrated once.",
         "About as much as fewer steps, on the small model.",
         "threshold=0.2",
     )
@@ -88,11 +90,13 @@ class TeaCache(StepCache):
     def rescaled(self, change: float) -> float:
         """The output's change that is estimated from a change of the modulated input; never below 0.
 
-        Of none that is finite, as where the input has other tokens than before, there is nothing to estimate.
+        Of none that is finite, as where the input has other tokens than before, there is nothing to estimate. An
+        estimate below 0 counts by its size: a polynomial is far below 0 where it was not fitted, and a step is then
+        computed rather than reused.
         """
         if self.coefficients is None or not math.isfinite(change):
             return change
-        return max(0.0, float(numpy.polyval(self.coefficients, change)))
+        return abs(float(numpy.polyval(self.coefficients, change)))
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         super().check(adapter)

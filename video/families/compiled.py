@@ -29,7 +29,7 @@ def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None
     UnsupportedTargetError
         If any of them is compiled.
     """
-    compiled = next((module for module in modules if private.is_compiled(module)), None)
+    compiled = next((module for module in modules if private.runs_compiled(module)), None)
     if compiled is not None:
         raise UnsupportedTargetError(
             f"{method} changes what {type(compiled).__name__} does inside, and this one is compiled:"
@@ -40,12 +40,12 @@ def refuse_compiled(method: str, advice: str, *modules: torch.nn.Module) -> None
 def refuse_compiled_later(*modules: torch.nn.Module) -> None:
     """Raise an `UnsupportedTargetError` if a module was compiled with what a session has put around its forward.
 
-    In place, or in a wrapper, which no session begins with.
+    In place, its `forward` alone, or in a wrapper, which no session begins with.
     """
     for module in modules:
         inside = getattr(module, "_orig_mod", module)
         is_later = private.is_compiled(module) and not isinstance(vars(module)[private.COMPILED_CALL], Wrapped)
-        if inside is not module or is_later:
+        if inside is not module or is_later or private.is_forward_compiled(module):
             raise UnsupportedTargetError(
                 f"{type(inside).__name__} was compiled {AGAIN}, so that only the model's own code is compiled"
             )

@@ -1,4 +1,4 @@
-"""Denoisers whose tokens are split over several devices, by the context parallelism of diffusers."""
+"""Denoisers that several devices run together: their tokens are split by diffusers' context parallelism, or weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.distributed
 
 from mmaccel.errors import UnsupportedTargetError
 
-from ..private import context_group
+from ..private import context_group, shared_meshes
 
 
 def refuse_split(denoisers: list[torch.nn.Module], method: str) -> None:
@@ -28,13 +28,14 @@ def refuse_split(denoisers: list[torch.nn.Module], method: str) -> None:
 
 
 def agreed(denoiser: torch.nn.Module, decision: bool) -> bool:
-    """The decision of the first device, on all that share the denoiser's tokens; else the decision itself.
+    """Whether any of the devices that run a denoiser together decides so; else the decision itself.
 
-    Each would decide alike, but for rounding; if one computed a step and another did not, both would wait forever.
+    Where they share its tokens each would decide alike, but for rounding; where they share its weights alone, each may
+    draw something else. If one computed a step and another did not, both would wait forever.
     """
-    group = context_group(denoiser)
-    if group is None:
-        return decision
-    told = torch.tensor([decision], dtype=torch.uint8, device=next(denoiser.parameters()).device)
-    torch.distributed.broadcast(told, group=group, group_src=0)
-    return bool(told.item())
+    for mesh in shared_meshes(denoiser):
+        told = torch.tensor([decision], dtype=torch.uint8, device=mesh.device_type)
+        for group in mesh.get_all_groups():
+            torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX, group=group)
+        decision = bool(told.item())
+    return decision

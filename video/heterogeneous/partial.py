@@ -117,8 +117,10 @@ class PartialForward:
         if self.tokens is None:
             return original(*args, **kwargs)
         if is_first:
+            hidden = given["hidden_states"]
+            self.tokens = self.tokens.to(hidden.device)  # chosen where the sampler steps, which may be another GPU
             self.subset = TokenSubset(self.tokens, self.total, self.text, self.family.text)
-            given["hidden_states"] = given["hidden_states"][:, self.tokens]
+            given["hidden_states"] = hidden[:, self.tokens]
         assert self.subset is not None
         self.subset.choose(given)
         output = original(*call.args, **call.kwargs)
@@ -133,7 +135,8 @@ class PartialForward:
     def _scattered(self, hidden_states: torch.Tensor) -> torch.Tensor:
         batch, _, width = hidden_states.shape
         assert self.tokens is not None
-        return hidden_states.new_zeros(batch, self.total, width).index_copy(1, self.tokens, hidden_states)
+        tokens = self.tokens.to(hidden_states.device)
+        return hidden_states.new_zeros(batch, self.total, width).index_copy(1, tokens, hidden_states)
 
     def _attention(self, layer: int, attention: Any, original: Forward, *args: Any, **kwargs: Any) -> Any:
         if self.branch is None:
