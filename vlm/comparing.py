@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any, ClassVar
 
 import torch
@@ -68,6 +69,8 @@ class AnswerTrial(BaseTrial):
             )
         if frames is None:
             return call if fewer is None else self._without(call, fewer)
+        if isinstance(frames, str | PathLike):
+            raise SettingError(f"frames={str(frames)!r} is a file: give vlm.read_video(file, frames=16)")
         asked = self.asked
         if not asked or not len(frames):
             raise SettingError(f"{len(frames)} frames and {len(asked)} questions: give at least one of each")

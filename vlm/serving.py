@@ -234,7 +234,7 @@ def _usage_asked(options: Any, streams: bool) -> bool:
 class _Left(StoppingCriteria):
     """Ends a text that nobody waits for."""
 
-    rowwise = True  # reads no text: rows of a batch may be shown one by one, and with a shortened prompt
+    rowwise = True  # reads no text: rows of a batch may be shown one by one
 
     def __init__(self, requests: list[Chat]) -> None:
         self.requests = requests

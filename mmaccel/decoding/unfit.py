@@ -150,7 +150,7 @@ def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None
     if streamer is not None:
         return f"{type(streamer).__name__} is given a token of every text at a time"
     for found in (*processors, *criteria):
-        name = type(found).__name__
+        name = _name(found)
         if is_of_transformers(found):
             if name in OF_A_BATCH:
                 return f"{name} looks at the whole batch: give one text at a time for drafts"
@@ -160,8 +160,13 @@ def unfit_for_batch(processors: Any, criteria: Any, streamer: Any) -> str | None
         try:
             copied([part])
         except Exception as error:  # of whatever kind: a lock, a generator, a parser of another language
-            return f"{type(part).__name__} cannot be copied for each text: {error}"
+            return f"{_name(part)} cannot be copied for each text: {error}"
     ends = any(not isinstance(each, MaxLengthCriteria) for each in criteria)
     if ends and not any(hasattr(each, "eos_token_id") for each in criteria):
         return "without eos_token_id a text that a stopping criterion ended is written on until all have ended"
     return None
+
+
+def _name(part: Any) -> str:
+    """The class of a processor or a stopping criterion; of the user's own where a session has put one before it."""
+    return type(getattr(part, "inner", part)).__name__

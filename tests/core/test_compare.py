@@ -7,6 +7,7 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -286,6 +287,9 @@ def test_frames_and_questions_go_together():
     for frames, questions in (([], "what moves?"), ([1, 2], [])):
         with pytest.raises(SettingError, match="give at least one of each"):
             mmaccel.compare(model, HoliTom(), frames=frames, questions=questions, processor=Words())
+    for file in ("clip.mp4", Path("clip.mp4")):
+        with pytest.raises(SettingError, match="frames='clip.mp4' is a file: give vlm.read_video"):
+            mmaccel.compare(model, HoliTom(), frames=file, questions="what moves?", processor=Words())
 
 
 def test_a_family_whose_frames_are_no_axis_says_so():

@@ -39,6 +39,10 @@ def test_a_turn_that_lacks_the_earlier_ones_is_refused(onevision):
         with pytest.raises(PromptError, match="do not go on"):
             fast.generate(**text(tokens, past_key_values=cache))
         whole = torch.cat([tokens, QUESTION], 1)
+        longer = text(torch.cat([whole, QUESTION], 1), past_key_values=cache)  # alone behind a mask of all turns
+        longer["attention_mask"] = torch.ones(1, tokens.shape[1] + longer["input_ids"].shape[1])
+        with pytest.raises(PromptError, match="do not go on"):
+            fast.generate(**longer)
         assert fast.generate(**text(whole, past_key_values=cache)).shape[1] == whole.shape[1] + 3
 
 

@@ -479,7 +479,8 @@ def test_pages_are_marked_with_the_same_tokens_everywhere():
     assert found[0] == found[1][::-1] and one["attention_mask"].all()
     assert other["contexts"][1][1] == other["input_ids"].shape[1]
     assert mark_contexts(tokenizer, "what?", [])["contexts"] == []
-    single, listed = (mark_contexts(tokenizer, f"{pages[0]} what?", page) for page in (pages[0], pages[:1]))
+    single = mark_contexts(processor, f"{pages[0]} what?", pages[0])
+    listed = mark_contexts(tokenizer, f"{pages[0]} what?", pages[:1])
     assert single["contexts"] == listed["contexts"] and torch.equal(single["input_ids"], listed["input_ids"])
     for bad in (pages[::-1], ["nowhere"], [""], [3]):
         with pytest.raises(SettingError, match="is not in the prompt behind"):

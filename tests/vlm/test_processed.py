@@ -95,6 +95,13 @@ def test_frames_may_be_pictures_of_any_mode(qwen, mode):
     assert torch.equal(shown["pixel_values_videos"], white["pixel_values_videos"])
 
 
+def test_answers_follow_their_prompts_whatever_the_tokenizer_says():
+    tokenizer = tokens()
+    tokenizer.padding_side = "right"
+    inputs = prepare(qwen_of(tokenizer), video(2), ["why?", "where?"])
+    assert inputs["attention_mask"].sum(1).diff().item() == 2 and inputs["attention_mask"][:, -1].all()
+
+
 def test_other_processors_are_given_what_they_take():
     given = []
     processed(lambda **told: given.append(told), ["why?"], [video(2)])

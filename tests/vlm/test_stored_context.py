@@ -160,6 +160,18 @@ def test_a_clip_has_the_places_that_the_model_gives_it_without_a_mask(stored, na
         assert context(fast)["from_store"]
 
 
+def test_a_clip_whose_tokens_are_not_told_has_the_places_that_the_model_gives_it(stored):
+    """Without types of tokens Qwen2.5-VL counts them up like words."""
+    model, call = visual_models.build("Qwen2_5_VLForConditionalGeneration")
+    given = call(1, output_logits=True, return_dict_in_generate=True)
+    del given["mm_token_type_ids"]
+    plain = model.generate(**given).logits
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**given)
+        torch.testing.assert_close(fast.generate(**given).logits, plain)
+        assert context(fast)["from_store"]
+
+
 def test_a_setting_is_no_picture(stored):
     """Whole Omni models hand `use_audio_in_video=False` on with every text."""
     model, _ = visual_models.build("Qwen2_5OmniThinkerForConditionalGeneration")

@@ -10,9 +10,10 @@ import pytest
 import torch
 from accelerate import cpu_offload
 from PIL import Image
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 
 from mmaccel import vlm
+from mmaccel.cache.argument import cached
 from mmaccel.demos.training.onevision import shape
 from mmaccel.errors import PromptError, SettingError, UnknownNameError, UnsupportedTargetError
 from mmaccel.testing.contract import snapshot
@@ -525,6 +526,16 @@ def test_arguments_of_an_answer_reach_generate(parts):
         assert len(drawn) > 1 and len({stream.ask("what moves up?", max_new_tokens=6) for _ in range(2)}) == 1
 
 
+def test_a_kind_of_cache_that_is_asked_for_gives_way_to_that_of_the_stream(parts, monkeypatch):
+    model, processor = parts
+    with vlm.VideoStream(model, processor) as stream:
+        stream.push(frames(3))
+        plain = stream.ask("what moves up?", max_new_tokens=6)
+        assert stream.ask("what moves up?", max_new_tokens=6, cache_implementation="static") == plain
+        monkeypatch.setattr(model.generation_config, "cache_implementation", "static")
+        assert stream.ask("what moves up?", max_new_tokens=6) == plain
+
+
 def test_memory_counts_the_keys_that_are_kept(parts):
     model, processor = parts
     held = []
@@ -665,6 +676,8 @@ def test_errors(parts):
     for more in ({"prompt_lookup_num_tokens": 4}, {"assistant_model": stream.model}, {"prefill_chunk_size": 8}):
         with pytest.raises(SettingError, match=f"{next(iter(more))}: a stream is read as embeddings"):
             stream.ask("what moves up?", **more)
+    with pytest.raises(SettingError, match="a stream has a cache of its own"):
+        stream.ask("what moves up?", **cached(DynamicCache()))
     assert stream.ask("what moves up?", num_beams=2, return_dict_in_generate=False, num_return_sequences=1)
     stream.close()
     with pytest.raises(PromptError, match="the stream has no frames"):

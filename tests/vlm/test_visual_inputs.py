@@ -393,6 +393,22 @@ def test_a_configuration_that_counts_new_tokens_stands_alone(monkeypatch):
     assert not any("max_length" in kwargs for kwargs in told)
 
 
+def test_lengths_of_a_configuration_are_said_in_a_copy_of_it(monkeypatch):
+    model, arguments = visual_examples.onevision()
+    call = {name: x for name, x in arguments(1).items() if name not in ("max_new_tokens", "min_new_tokens")}
+    length, told = call["input_ids"].shape[1], []
+    given = GenerationConfig(max_length=length + 9, min_length=length + 4)
+    monkeypatch.setattr(model, "generate", lambda **kwargs: told.append(kwargs) or kwargs["input_ids"])
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.5)) as fast:
+        fast.generate(**call, generation_config=given)
+        fast.generate(**call, generation_config=GenerationConfig(do_sample=True))
+    names = "max_new_tokens", "max_length", "min_new_tokens", "min_length"
+    assert not any(name in kwargs for kwargs in told for name in names)
+    said = [tuple(getattr(kwargs["generation_config"], name) for name in names) for kwargs in told]
+    assert said == [(9, None, 4, None), (20, None, None, None)]
+    assert (given.max_new_tokens, given.max_length) == (None, length + 9)
+
+
 def test_a_prompt_may_come_without_its_name():
     model, arguments = visual_examples.onevision()
     call = arguments(2)

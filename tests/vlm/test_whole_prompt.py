@@ -75,6 +75,44 @@ def test_a_processor_sees_the_whole_prompt(qwen, batch, more):
     assert [ids.shape[1] for ids in noted.seen] == [length, length + 1, length + 2]
 
 
+class Reading(LogitsProcessor):
+    """Has to be shown one of the prompts, and ends a text with its third token."""
+
+    rowwise = True
+
+    def __init__(self, prompts):
+        self.prompts = prompts
+
+    def __call__(self, ids, scores):
+        length = self.prompts.shape[1]
+        assert all(any(torch.equal(row, prompt) for prompt in self.prompts) for row in ids[:, :length])
+        return scores if ids.shape[1] < length + 2 else scores.index_fill(1, torch.tensor([END]), 1e4)
+
+
+class Stopping(Reading, StoppingCriteria):
+    def __call__(self, ids, scores, **kwargs):
+        return torch.full((len(ids),), super().__call__(ids, torch.zeros(1, 60)).any())
+
+
+@pytest.mark.parametrize("drafts", ((), (vlm.FusedDraft(always=True),)), ids=("plain", "drafts"))
+@BATCHES
+def test_what_looks_at_each_row_alone_sees_the_whole_prompt(qwen, batch, more, drafts):
+    model, arguments = qwen
+    given = arguments(batch, max_new_tokens=9, eos_token_id=END, **more)
+    prompts = given["input_ids"]
+    with mmaccel.accelerate(model, METHODS[0], *drafts) as fast:
+        for part in ({"logits_processor": [Reading(prompts)]}, {"stopping_criteria": [Stopping(prompts)]}):
+            assert fast.generate(**given, **part).shape[1] <= prompts.shape[1] + 3
+            assert not [told for told in fast.report.warnings if "whole batch" in told or "copied" in told]
+
+
+def test_a_part_that_looks_at_the_whole_batch_is_told_by_its_name(qwen):
+    model, arguments = qwen
+    with mmaccel.accelerate(model, METHODS[0], vlm.FusedDraft(always=True)) as fast:
+        fast.generate(**arguments(2), logits_processor=[Ending(0.0)])
+    assert any("the model's own loop ran: Ending may look at the whole batch" in told for told in fast.report.warnings)
+
+
 @BATCHES
 def test_a_constraint_sees_the_whole_prompt(qwen, batch, more):
     model, arguments = qwen

@@ -11,6 +11,7 @@ from mmaccel.cache.argument import cached
 from mmaccel.cache.context_store import State
 
 from .parts import Part
+from .prompt import own_positions
 from .turning import turned
 
 
@@ -41,7 +42,7 @@ class Joining:
             name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()
         }
         # None if they count up
-        self.positions = adapter.positions(self.kwargs) if hasattr(adapter, "positions") else None
+        self.positions = own_positions(adapter, self.kwargs)
         self.cache = DynamicCache(config=adapter.text_config)
         first, known = self.kwargs["input_ids"][:, :1], getattr(adapter.text_config, "bos_token_id", None)
         self._first = torch.full_like(first, known) if isinstance(known, int) else first

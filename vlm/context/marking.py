@@ -18,7 +18,7 @@ def mark_contexts(
     Parameters
     ----------
     tokenizer
-        Of transformers.
+        Of transformers, or a processor that has one.
     prompt
         All of the text, as `apply_chat_template(..., tokenize=False)` makes it or by hand.
     contexts
@@ -42,6 +42,8 @@ def mark_contexts(
     >>> inputs = mark_contexts(tokenizer, f"{page}\\n\\n{question}", [page])  # doctest: +SKIP
     >>> tokens = fast.generate(**inputs)  # doctest: +SKIP
     """
+    if not hasattr(tokenizer, "convert_tokens_to_ids"):
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     ids: list[int] = []
     spans, at = [], 0
     for number, page in enumerate([contexts] if isinstance(contexts, str) else contexts):

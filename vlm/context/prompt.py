@@ -125,7 +125,7 @@ class ContextPrompt:
 
     def go_on(self, kwargs: dict[str, Any], adapter: Any) -> None:
         """Change the arguments of a call into those of one whose cache holds a prefix with all pictures."""
-        positions = adapter.positions(kwargs) if self.content and hasattr(adapter, "positions") else None
+        positions = own_positions(adapter, kwargs) if self.content else None
         delta = None if positions is None else positions[1:].amax((0, 2))[:, None] + 1 - self.length
         for part in (adapter.target, adapter.target.base_model):
             if hasattr(part, "rope_deltas"):  # otherwise a model goes on counting from an earlier prompt
@@ -134,6 +134,19 @@ class ContextPrompt:
             del kwargs[name]
         if positions is not None:
             kwargs["position_ids"] = positions
+
+
+def own_positions(adapter: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Positions `[axes, B, L]` as the model gives them to the prompt of a call; None if they count up.
+
+    Of a call that does not tell which tokens are of pictures, it counts them up like words.
+    """
+    takes = inspect.signature(adapter.target.forward).parameters
+    untold = "mm_token_type_ids" in takes and kwargs.get("mm_token_type_ids") is None
+    positions: torch.Tensor | None = None
+    if hasattr(adapter, "positions") and not untold:
+        positions = adapter.positions(kwargs)
+    return positions
 
 
 def content_names(adapter: Any, kwargs: dict[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -91,11 +92,26 @@ def replace(
             kwargs[name] = prompt.of_columns(kwargs[name])
     kwargs.update(inputs, attention_mask=prompt.attention_mask)
     if "max_new_tokens" in kwargs or setting(target, kwargs, "max_new_tokens") is None:
-        kwargs["max_new_tokens"] = new
+        _count(kwargs, "max_new_tokens", new, "max_length")
     restore(kwargs, prompt, target)
     least = setting(target, kwargs, "min_length")
     if least:  # it counts the prompt as it was given
         fewest = setting(target, kwargs, "min_new_tokens") or 0
-        kwargs.update(min_length=0, min_new_tokens=max(fewest, least - length))
+        _count(kwargs, "min_new_tokens", max(fewest, least - length), "min_length")
     if prompt.position_ids is not None:
         kwargs["position_ids"] = prompt.position_ids
+
+
+def _count(kwargs: dict[str, Any], name: str, new: int, whole: str) -> None:
+    """Say a length by the setting that counts new tokens, in place of the one that counts the `whole` text.
+
+    Beside a `generation_config` transformers warns of settings as arguments: it goes into a copy of that.
+    """
+    kwargs.pop(whole, None)
+    config = kwargs.get("generation_config")
+    if config is None or name in kwargs:
+        kwargs[name] = new
+        return
+    kwargs["generation_config"] = config = copy.copy(config)
+    setattr(config, name, new)
+    setattr(config, whole, None)

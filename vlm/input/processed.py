@@ -42,6 +42,8 @@ def processed(processor: Any, texts: Sequence[str], videos: Sequence[Any], pictu
     if videos and hasattr(processor, "video_processor"):  # some of transformers' choose among frames as in a whole file
         given |= {"do_sample_frames": False, "video_metadata": [_metadata(video) for video in videos]}
     given |= single_bos(processor, texts[0])
+    if of_transformers and len(texts) > 1:  # whatever its tokenizer says: answers follow their prompts
+        given["padding_side"] = "left"
     return processor(text=list(texts), return_tensors="pt", padding=True, **given)
 
 

@@ -96,10 +96,11 @@ class Prompt:
         return taken(values, self.source.clamp(min=0), -1).masked_fill(self.source < 0, 0)
 
     def restored(self, sequences: torch.Tensor) -> torch.Tensor:
-        """Sequences of `generate` with the original prompt."""
-        new = sequences[:, self.input_ids.shape[1] :]
-        rows = len(sequences) // len(self.full_ids)
-        return torch.cat([self.full_ids.repeat_interleave(rows, 0), new], 1)
+        """Sequences of `generate` with the original prompt; one of a batch may come alone, as with drafts."""
+        length, rows = self.input_ids.shape[1], len(sequences) // len(self.full_ids)
+        own = (self.input_ids == sequences[:1, :length]).all(1)
+        whole = self.full_ids.repeat_interleave(rows, 0) if rows else self.full_ids[own][:1]
+        return torch.cat([whole, sequences[:, length:]], 1)
 
 
 def shortened(
@@ -122,7 +123,7 @@ def shortened(
     full_ids = kwargs["input_ids"]
     seen = 0 if before is None else before.full_ids.shape[1]
     if before is not None:
-        _require_more(full_ids, before)
+        _require_more(full_ids, kwargs["attention_mask"], before)
     ids, mask = full_ids[:, seen:], kwargs["attention_mask"]
     held = mask[:, : max(0, seen - 1)]  # the last token of an answer was never in the decoder
     lengths = list(zip(mask.sum(1).tolist(), held.sum(1).tolist(), strict=True))
@@ -147,10 +148,10 @@ def shortened(
     return prompt if before is None else _after(before, prompt)
 
 
-def _require_more(ids: torch.Tensor, before: Prompt) -> None:
+def _require_more(ids: torch.Tensor, mask: torch.Tensor, before: Prompt) -> None:
     """Refuse a prompt that cannot have all earlier turns and something new."""
     rows, seen = before.full_ids.shape
-    if len(ids) != rows or ids.shape[1] <= seen:
+    if len(ids) != rows or ids.shape[1] <= seen or mask.shape != ids.shape:
         raise PromptError(
             f"past_key_values holds {rows} x {seen} tokens of earlier turns, and input_ids {tuple(ids.shape)} do not go"
             " on from them: give all of them and the new turn, as in input_ids=torch.cat([tokens, question], 1), with"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import (
@@ -21,6 +21,7 @@ from transformers import (
     SuppressTokensAtBeginLogitsProcessor,
 )
 
+from mmaccel.decoding.generated_text import copied
 from mmaccel.decoding.setting import setting
 
 from .prompt import Prompt
@@ -56,7 +57,7 @@ def restore(kwargs: dict[str, Any], prompt: Prompt, target: Any) -> None:
 
 def _restored(part: Any, whole: Callable[..., Any], prompt: Prompt) -> Any:
     """A criterion or processor for which the shortened prompt is as long as the whole one."""
-    if not (type(part).__module__.startswith(OWN) or getattr(part, "rowwise", False)):
+    if not type(part).__module__.startswith(OWN):
         return whole(part, prompt)
     name = LENGTHS.get(type(part), "")
     counted = getattr(part, name, None)
@@ -85,26 +86,31 @@ class WholeStream:
         self.streamer.end()
 
 
-class WholeCriterion(StoppingCriteria):
-    """A criterion for stopping that reads the whole prompt."""
+class Whole:
+    """What is asked in place of a criterion or processor of the caller, `inner`, which reads the whole prompt."""
 
-    def __init__(self, criterion: Callable[..., Any], prompt: Prompt) -> None:
-        self.criterion, self.prompt = criterion, prompt
+    def __init__(self, inner: Callable[..., Any], prompt: Prompt) -> None:
+        self.inner, self.prompt = inner, prompt
+        self.rowwise = getattr(inner, "rowwise", False)  # for drafts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(copied([self.inner])[0], self.prompt)
+
+
+class WholeCriterion(Whole, StoppingCriteria):
+    """A criterion for stopping."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> Any:
         """What the criterion says of `[B, L]`."""
-        return self.criterion(self.prompt.restored(input_ids), scores, **kwargs)
+        return self.inner(self.prompt.restored(input_ids), scores, **kwargs)
 
 
-class WholeProcessor(LogitsProcessor):
-    """A processor of logits that reads the whole prompt."""
-
-    def __init__(self, processor: Callable[..., Any], prompt: Prompt) -> None:
-        self.processor, self.prompt = processor, prompt
+class WholeProcessor(Whole, LogitsProcessor):
+    """A processor of logits."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
         """What the processor makes of scores `[B, V]` after `[B, L]`."""
-        return self.processor(self.prompt.restored(input_ids), scores)
+        return self.inner(self.prompt.restored(input_ids), scores)
 
 
 def _constraint(

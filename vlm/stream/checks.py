@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from mmaccel.adapter import find_adapter
+from mmaccel.cache.argument import cache_name, cache_of
 from mmaccel.decoding.setting import setting
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.method import is_count, is_number
@@ -70,6 +71,8 @@ def check_answer(model: Any, more: dict[str, Any]) -> None:
         for value in (more.get(name), getattr(config, name, None)):
             if value and (value is True or value > 1):
                 raise SettingError(f"{name}={value!r}: ask returns the text of one answer, leave it out")
+    if cache_of(more) is not None:
+        raise SettingError(f"{cache_name()}: a stream has a cache of its own, leave it out")
     for name in (*GUESSING, "prefill_chunk_size"):
         if setting(model, more, name):
             raise SettingError(f"{name}: a stream is read as embeddings, and this takes token ids: leave it out")

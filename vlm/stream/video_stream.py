@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.cache.argument import cached
-from mmaccel.decoding.setting import pass_device
+from mmaccel.decoding.setting import give_cache, pass_device
 from mmaccel.errors import PromptError, unknown_name
 from mmaccel.locks import lock_of, pass_lock
 
@@ -230,7 +230,8 @@ class VideoStream:
             ids, embeds, cache = self._prompt(question)
             cache.batch_repeat_interleave(copies(self.model, more))
             prompt = {"input_ids": ids, "inputs_embeds": embeds, "attention_mask": torch.ones_like(ids)}
-            tokens = self.model.generate(**prompt, **cached(cache), **more)
+            give_cache(self.model, more, cache)
+            tokens = self.model.generate(**prompt, **more)
         return str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
 
     def has_news(self, question: str, answer: str) -> bool:
