@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import nn
@@ -82,7 +83,7 @@ def _runs_own(layer: nn.Module) -> bool:
     return forward is None or is_own(layer, "forward", forward)
 
 
-def is_plain_linear(module: nn.Module) -> bool:
+def is_plain_linear(module: Any) -> bool:
     """Whether a module is torch's own `Linear` with nothing hooked to it, so that its weight tells all that it does."""
     is_one = type(module) is nn.Linear and not private.is_hooked(module) and _runs_own(module)
     return is_one and private.is_plain(module.weight) and not module.weight.is_meta
