@@ -33,6 +33,12 @@ def forward_places(owner: Any) -> Iterator[tuple[Any, str]]:
         yield hook.fn_ref, BELOW_ANSWER
 
 
+def is_own(module: Any, name: str, value: Any) -> bool:
+    """Whether what an attribute holds is the method of the class, as in copies of what a session had wrapped."""
+    own = getattr(type(module), name, None)
+    return own is not None and getattr(value, "__self__", None) is module and getattr(value, "__func__", None) is own
+
+
 def diffusers_hooks(owner: Any) -> dict[str, Any]:
     """The hooks of diffusers on a module by their names, the outermost last; each refers to the `forward` below it."""
     registry = vars(owner).get(REGISTRY)

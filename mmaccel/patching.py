@@ -115,14 +115,21 @@ def wrap_method(stack: ExitStack, owner: Any, name: str, function: Callable[...,
 
 def wrap_in_thread(stack: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
     """The same for calls of this thread alone; those of other threads get the method itself."""
+    wrap_method(stack, owner, name, _in_this_thread(function, _plainly))
+
+
+def _in_this_thread(function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for calls of this thread, and another one for those of other threads."""
     thread = threading.get_ident()
+    return lambda *given, **more: (function if threading.get_ident() == thread else otherwise)(*given, **more)
 
-    def chosen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return original(*args, **kwargs)
-        return function(original, *args, **kwargs)
 
-    wrap_method(stack, owner, name, chosen)
+def _plainly(original: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    return original(*given, **more)
+
+
+def _leave(*_: Any) -> None:
+    """Of a hook, which then changes nothing."""
 
 
 def wrap_forward(stack: ExitStack, module: torch.nn.Module, function: Callable[..., Any]) -> None:
@@ -198,6 +205,7 @@ def hook(
     before: Before | None = None,
     after: After | None = None,
     always: bool = False,
+    in_thread: bool = False,
 ) -> None:
     """Observe each call of one module, and change it where a function returns something, until `stack` closes.
 
@@ -211,7 +219,12 @@ def hook(
         ``after(module, args, kwargs, output)``; may return another output.
     always
         Whether `after` also runs after an `Exception`, without an output; torch leaves it out when Ctrl-C interrupts.
+    in_thread
+        Whether calls of other threads are left alone.
     """
+    if in_thread:
+        before = before and _in_this_thread(before, _leave)
+        after = after and _in_this_thread(after, _leave)
     if after is not None:
         placed = module.register_forward_hook(_Hook(module, after), with_kwargs=True, always_call=always)
         stack.callback(placed.remove)
@@ -239,17 +252,20 @@ def unfit_attention(modules: Iterable[torch.nn.Module]) -> str | None:
     return next((name for name in names if name not in ("sdpa", None)), None)
 
 
-def intercept_attention(stack: ExitStack, modules: Iterable[torch.nn.Module], attend: Callable[..., Any]) -> None:
+def intercept_attention(
+    stack: ExitStack, modules: Iterable[torch.nn.Module], attend: Callable[..., Any], in_thread: bool = False
+) -> None:
     """Route the attention of transformers' modules through `attend`, until `stack` closes.
 
     It is called as ``attend(original, module, query, key, value, attention_mask, **kwargs)``, where `original` takes
-    the same from `module` on. Masks are those that SDPA takes.
+    the same from `module` on. Masks are those that SDPA takes. With `in_thread` calls of other threads are left alone.
 
     Each module gets a configuration that asks for a new name, ``mmaccel_0`` and so on, in transformers' table. Only
     modules without an :func:`unfit_attention` can be routed: transformers' flash attention, for one, loads what the
     configuration names. Where the model's attention is set to another later, as continuous batching does, that runs.
     """
     names: dict[str | None, str] = {}
+    attend = _in_this_thread(attend, _plainly) if in_thread else attend
     for module in modules:
         config: Any = module.config
         asked = private.attention_name(config)

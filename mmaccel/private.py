@@ -95,10 +95,9 @@ def keeps_its_own_way(module: torch.nn.Module) -> bool:
     )
 
 
-def is_plain_linear(module: torch.nn.Module) -> bool:
-    """Whether a module is torch's own `Linear` with nothing hooked to it, so that its weight tells all that it does."""
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return type(module) is torch.nn.Linear and not hooked and is_plain(module.weight) and not module.weight.is_meta
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether something is hooked to a module, before or after what it does."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

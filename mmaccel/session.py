@@ -36,7 +36,7 @@ def holder_of(part: Any) -> Session | None:
     """The live session that has a part of a target."""
     holder = _holders.get(id(part))
     live = holder() if holder is not None else None
-    return None if live is None or live._removed else live
+    return None if live is None or (live._removed and not live.active) else live
 
 
 def refuse_held(part: Any, own: Session | None = None) -> None:
@@ -152,9 +152,11 @@ class Session(AcceleratedTarget, Generic[A]):
             stack.close()
 
     def remove(self) -> None:
-        """Leave the target exactly as it was, after a run of another thread. Calling it again does nothing."""
+        """Leave the target exactly as it was, after a run that goes on. Calling it again does nothing."""
         with self.lock:
             self._removed = True
+            if self._running:  # a callback of it asks: its end takes the methods off
+                return
             self._detach()
             while self._held:
                 del _holders[id(self._held.pop())]
@@ -229,6 +231,8 @@ class Session(AcceleratedTarget, Generic[A]):
                     self.report.wall_seconds = time.perf_counter() - began
             finally:
                 self._running = False
+                if self._removed:
+                    self.remove()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -10,7 +10,9 @@ import torch
 from mmaccel.decoding import gumbel
 from mmaccel.decoding.setting import setting
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.private import generation_settings, is_plain_linear
+from mmaccel.kernels import skinny_linear
+from mmaccel.linears.skinny import is_plain_linear
+from mmaccel.private import generation_settings
 
 from ..decoding.layout import Layout
 from ..decoding.task import ImageTask, as_output
@@ -42,7 +44,7 @@ class VocabularyTask(ImageTask):
         if is_plain_linear(head):
             # Only the image codes: the text vocabulary is several times larger, and never sampled here.
             bias = None if head.bias is None else head.bias[codes]
-            return torch.nn.functional.linear(hidden, self._code_rows(head.weight, codes), bias)
+            return skinny_linear(hidden, self._code_rows(head.weight, codes), bias)
         return head(hidden)[..., codes]
 
     def _code_rows(self, weight: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,7 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     asked = x.numel() // max(1, x.shape[-1]), weight.shape[1], torch.get_num_threads()
     name = _found.get(asked)
     if name != "plain":
-        if not 1 <= asked[0] <= ROWS[-1] or not suits(weight) or not _is_plain(x, weight):
+        if not 1 <= asked[0] <= ROWS[-1] or not suits(weight) or not _is_plain(x, weight, bias):
             return F.linear(x, weight, bias)
         if name is None:
             with _LOCK:  # two threads must not measure against each other, nor find two ways
@@ -87,9 +87,10 @@ def suits(weight: torch.Tensor) -> bool:
     return is_dense and weight.is_cpu and weight.dtype == torch.float32 and weight.nbytes >= LEAST_BYTES
 
 
-def _is_plain(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def _is_plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether nothing but the product is wanted: no gradient, no other type, no graph."""
-    wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    wants_gradient = torch.is_grad_enabled() and learns
     is_other = x.dtype != weight.dtype or not x.is_cpu or torch.is_autocast_enabled("cpu")
     return not wants_gradient and not is_other and not torch.compiler.is_compiling()
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmaccel import private
+from mmaccel.forwards import is_own
 from mmaccel.patching import Wrapped
 
 
@@ -139,7 +140,7 @@ def with_linears(module: nn.Module, replace: Callable[[nn.Linear], nn.Module]) -
 
 
 def _can_be_packed(layer: nn.Linear) -> bool:
-    return private.is_plain(layer.weight) and not (layer._forward_pre_hooks or layer._forward_hooks)
+    return private.is_plain(layer.weight) and not private.is_hooked(layer)
 
 
 # The ends of the names of a module's dictionaries of hooks.
@@ -155,7 +156,7 @@ def _plain_forward(module: torch.nn.Module) -> bool:
     value = vars(module).get("forward")
     while isinstance(value, Wrapped) and value.had:
         value = value.original
-    return value is None or isinstance(value, Wrapped)
+    return value is None or isinstance(value, Wrapped) or is_own(module, "forward", value)
 
 
 def twin_of(module: torch.nn.Module) -> torch.nn.Module:
@@ -168,12 +169,11 @@ def twin_of(module: torch.nn.Module) -> torch.nn.Module:
     held.update(vars(module))
     for name, value in list(held.items()):
         if isinstance(value, Wrapped):
-            while isinstance(value.original, Wrapped):
+            while isinstance(value, Wrapped):
                 value = value.original
-            if value.had:
-                held[name] = value.original
-            else:
-                del held[name]
+            held[name] = value
+        if is_own(module, name, value):
+            del held[name]
         elif name.endswith(HOOKS):
             held[name] = copy.copy(value)
         elif name == "config":

@@ -6,13 +6,15 @@ import functools
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import nn
 
 from mmaccel import private
+from mmaccel.forwards import is_own
 from mmaccel.kernels.skinny_linear import measure, skinny_linear, suits
-from mmaccel.patching import wrap_forward
+from mmaccel.patching import Wrapped, wrap_forward
 
 from .packed import twin_of, with_linears
 
@@ -41,7 +43,11 @@ def with_skinny_linears(module: nn.Module) -> nn.Module:
     ...     torch.allclose(with_skinny_linears(layer)(torch.ones(2, 512)), layer(torch.ones(2, 512)), atol=1e-6)
     True
     """
-    return with_linears(module, lambda layer: SkinnyLinear(layer) if _has_choice(layer) else twin_of(layer))
+
+    def twin(layer: nn.Linear) -> nn.Module:
+        return SkinnyLinear(layer) if _runs_own(layer) and suits(layer.weight) else twin_of(layer)
+
+    return with_linears(module, twin)
 
 
 def skinny_linears(stack: ExitStack, module: nn.Module) -> None:
@@ -61,13 +67,23 @@ def _forward(layer: nn.Linear, original: Callable[[torch.Tensor], torch.Tensor],
 
 
 def _layers(module: nn.Module) -> list[nn.Linear]:
+    """Those that nothing else has taken hold of, and whose weights can have a faster way."""
     compiled = [part for part in module.modules() if private.runs_compiled(part)]
     within = {layer for part in compiled for layer in part.modules()}  # each hold would compile them anew
-    return [
-        layer for layer in module.modules() if type(layer) is nn.Linear and layer not in within and _has_choice(layer)
-    ]
+    layers = [layer for layer in module.modules() if type(layer) is nn.Linear and layer not in within]
+    free = [layer for layer in layers if not isinstance(vars(layer).get("forward"), Wrapped) and _runs_own(layer)]
+    return [layer for layer in free if suits(layer.weight)]
 
 
-def _has_choice(layer: nn.Linear) -> bool:
-    """Whether nothing else has taken hold of a layer, and its weight can have a faster way."""
-    return "forward" not in vars(layer) and suits(layer.weight)
+def _runs_own(layer: nn.Module) -> bool:
+    """Whether a layer runs as its class says, alone or by :func:`skinny_linears`."""
+    forward = vars(layer).get("forward")
+    if isinstance(forward, Wrapped) and getattr(forward.function, "func", None) is _forward:
+        forward = forward.original
+    return forward is None or is_own(layer, "forward", forward)
+
+
+def is_plain_linear(module: Any) -> bool:
+    """Whether a module is torch's own `Linear` with nothing hooked to it, so that its weight tells all that it does."""
+    is_one = type(module) is nn.Linear and not private.is_hooked(module) and _runs_own(module)
+    return is_one and private.is_plain(module.weight) and not module.weight.is_meta

@@ -185,7 +185,7 @@ class CodecStream:
         SettingError
             If the codes have another shape or type, or are not in the codebooks; the stream does not change.
         MmaccelError
-            If the stream is finished.
+            If the stream is finished, also by an error in the middle of a block.
         """
         self._check(codes)
         self._pending.append(codes)
@@ -224,12 +224,17 @@ class CodecStream:
         return codes[..., :size]
 
     def _decode(self, codes: torch.Tensor) -> torch.Tensor:
+        try:
+            audio = self.decoder.decode(codes, self._live())
+        except BaseException:  # some layers may have carried on, and others not: no block fits behind
+            self._state = None
+            raise
         self.frames += codes.shape[-1]
-        return self.decoder.decode(codes, self._live())
+        return audio
 
     def _live(self) -> CodecState:
         if self._state is None:
-            raise MmaccelError("this stream is finished: begin another with decoder.stream()")
+            raise MmaccelError("this stream is finished, or broke off: begin another with decoder.stream()")
         return self._state
 
     def _join(self, audio: list[torch.Tensor]) -> torch.Tensor:

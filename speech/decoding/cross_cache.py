@@ -40,10 +40,14 @@ class CrossCache:
     def update(self, adapter: SpeechAdapter, hidden_states: torch.Tensor) -> DynamicCache:
         """The cache for encoder states `[1, T, D]`: what is still true is kept, the rest is projected."""
         same = self._same(hidden_states)
-        if same < self.length:
-            self._cache.crop(same - self.length)
-        if same < hidden_states.shape[1]:
-            self._append(adapter, hidden_states[:, same:], same)
+        try:
+            if same < self.length:
+                self._cache.crop(same - self.length)
+            if same < hidden_states.shape[1]:
+                self._append(adapter, hidden_states[:, same:], same)
+        except BaseException:  # some layers may have more than others: the next call projects all again
+            self._cache, self._states = DynamicCache(), None
+            raise
         self._states = hidden_states.clone()
         return self._cache
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from mmaccel.session import Session
 
 from ..families.private import rotated
 from .audio_tokens import MergedTokens, merge_tokens
-from .projections import NAMES, split_heads, watched_projections
+from .projections import NAMES, split_heads
 
 # Models whose encoders give merged tokens now, so that nobody takes their places for times.
 _merged: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -89,8 +91,8 @@ class MergeAudioTokens(Method):
 
 
 @dataclass
-class _Counts:
-    """What the encoder gave and what was left of it, in one call of `generate`."""
+class _Counts(threading.local):
+    """What the encoder gave and what was left of it, in one call of `generate`; of each thread its own."""
 
     rows: int = 0
     tokens: int = 0
@@ -104,8 +106,8 @@ class _Counts:
 
 
 @dataclass
-class _Received:
-    """The attention that each token receives in one layer, from what went through that layer last."""
+class _Received(threading.local):
+    """The attention that each token receives in one layer, from what went through that layer last in a thread."""
 
     module: Any
     states: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -118,8 +120,13 @@ class _Received:
         def keep(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
             self.positions = kwargs.get("position_embeddings")
 
-        with ExitStack() as stack, watched_projections([self.module]) as (self.states,):
+        def note(name: str, _module: Any, _args: Any, _kwargs: Any, output: torch.Tensor) -> None:
+            self.states[name] = output.detach()
+
+        with ExitStack() as stack:
             hook(stack, self.module, before=keep)
+            for name in NAMES:
+                hook(stack, getattr(self.module, name), after=functools.partial(note, name))
             yield
 
     def importance(self, mask: torch.Tensor | None) -> torch.Tensor:
@@ -213,14 +220,15 @@ def _count_generated(method: MergeAudioTokens, session: Session, counts: _Counts
 def _fill(method: MergeAudioTokens, session: Session, counts: _Counts, result: Any) -> None:
     report = session.report
     sequences = result if isinstance(result, torch.Tensor) else result["sequences"]
-    report.tokens = int(sequences.numel())
+    tokens = int(sequences.numel())
+    report.tokens = report.tokens or tokens  # drafts beside it count them without prompt and padding
     merged = counts.kept < counts.tokens
     report.engaged |= merged  # a method beside it may have
-    report.peak_extra_bytes = counts.peak_bytes
+    report.peak_extra_bytes += counts.peak_bytes
     report.details.update(audio_tokens=counts.tokens, kept=counts.kept, merging_seconds=counts.seconds)
     if counts.rows:
         # cross-attention only: every new token, in every layer and head, attends to all audio tokens of its row
-        each = report.tokens * _heads(session.target.config) / counts.rows
+        each = tokens * _heads(session.target.config) / counts.rows
         report.keys, report.plain_keys = round(counts.kept * each), round(counts.tokens * each)
     elif method.keep < 1:
         report.warnings.append(f"{method} did nothing: encoder_outputs were given, and the encoder did not run")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -56,11 +55,8 @@ def packed_attention(
         ``keys(number, module, key, value)`` are the keys and values `[1, H, T, d]` that sequence `number` attends to;
         by default those of its own new positions, which it is given.
     """
-    thread = threading.get_ident()
 
     def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:  # the user's own call of the model
-            return original(module, query, key, value, mask, **kwargs)
         size, found = module.head_dim, []  # some modules pad their heads
         for number, span in enumerate(spans):
             seen = keys(number, module, *(states[:, :, span, :size] for states in (key, value)))
@@ -72,7 +68,7 @@ def packed_attention(
     ends = list(accumulate(lengths))
     spans = [slice(end - length, end) for length, end in zip(lengths, ends, strict=True)]
     with ExitStack() as stack:
-        intercept_attention(stack, modules, attend)
+        intercept_attention(stack, modules, attend, in_thread=True)  # not the user's own call of the model
         yield
 
 

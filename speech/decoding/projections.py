@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,10 +20,8 @@ def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 @contextmanager
-def watched_projections(
-    modules: Sequence[Any], in_thread: int | None = None
-) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """Keep what the projections of queries and keys returned last, ``"q_proj"`` and ``"k_proj"`` for each module.
+def watched_projections(modules: Sequence[Any]) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Keep what the projections of queries and keys returned last in this thread, by their names for each module.
 
     The fast attention functions of transformers keep no probabilities. This only uses hooks on the
     projections of these instances, and removes them afterwards.
@@ -33,17 +30,14 @@ def watched_projections(
     ----------
     modules
         Modules with `q_proj` and `k_proj`.
-    in_thread
-        The thread whose calls are kept, as `threading.get_ident` names it; None (default) for those of all.
     """
     states: list[dict[str, torch.Tensor]] = [{} for _ in modules]
 
     def keep(number: int, name: str, _module: Any, _args: Any, _kwargs: Any, output: torch.Tensor) -> None:
-        if in_thread in (None, threading.get_ident()):
-            states[number][name] = output.detach()
+        states[number][name] = output.detach()
 
     with ExitStack() as stack:
         for number, module in enumerate(modules):
             for name in NAMES:
-                hook(stack, getattr(module, name), after=functools.partial(keep, number, name))
+                hook(stack, getattr(module, name), after=functools.partial(keep, number, name), in_thread=True)
         yield states

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -96,14 +95,12 @@ class ChatAdapter(WrittenAdapter):
 
     def _read(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Embeddings `[1, L, D]` that the language model is given, audio in its place."""
-        thread = threading.get_ident()
 
         def stop(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if threading.get_ident() == thread:  # not the user's own call of the model
-                raise _Given(kwargs["inputs_embeds"])
+            raise _Given(kwargs["inputs_embeds"])
 
         with ExitStack() as stack:
-            hook(stack, self.target.get_decoder(), before=stop)
+            hook(stack, self.target.get_decoder(), before=stop, in_thread=True)  # not the user's own call of the model
             try:
                 self.target(**inputs)
             except _Given as given:

@@ -27,7 +27,7 @@ def recognising(model: Any, packed: bool) -> Any:
         raise SettingError(f"packed=True with a {type(model).__name__}: pass the model itself")
     if not _can_have_twin(model):
         return model
-    return with_packed_linears(model) if packed else with_skinny_linears(model)
+    return (with_packed_linears(model) if packed else with_skinny_linears(model)).eval()
 
 
 def _can_have_twin(model: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +28,7 @@ def captured_attention(modules: Sequence[Any]) -> Iterator[list[torch.Tensor]]:
         projected in the forward, so it must not use a cache of an earlier one.
     """
     found: list[torch.Tensor] = []
-    with watched_projections(modules, in_thread=threading.get_ident()) as states:  # others may hear meanwhile
+    with watched_projections(modules) as states:  # others may hear meanwhile
         yield found
     for module, projected in zip(modules, states, strict=True):
         found.append(_probabilities(projected["q_proj"], projected["k_proj"], module.head_dim))

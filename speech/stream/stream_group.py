@@ -37,7 +37,7 @@ class StreamGroup:
         gathering = self.streams[0].recognizer.gathering
         assert gathering is not None
         self.gathering: Gathering = gathering
-        self._held: list[list[Event]] = [[] for _ in self.streams]  # what an error of another kept from the caller
+        self._held: list[list[Event]] = [[] for _ in self.streams]  # what an error, or Ctrl-C, kept from the caller
         self._is_closed = False
         self._threads = ThreadPoolExecutor(len(self.streams), "mmaccel speech")
 
@@ -86,9 +86,12 @@ class StreamGroup:
         if self._is_closed:
             raise StreamFinishedError("the streams are finished: open others with recognizer.streams()")
         futures = [self._threads.submit(self._joined, *step) for step in steps]
-        wait(futures)
-        for held, future in zip(self._held, futures, strict=True):
-            held += [] if future.exception() else future.result()
+        try:
+            wait(futures)
+        finally:
+            wait(futures)  # also where the first was interrupted: no stream hears two chunks at once
+            for held, future in zip(self._held, futures, strict=True):
+                held += [] if future.exception() else future.result()
         _raise_first([future.exception() for future in futures])
         found, self._held = self._held, [[] for _ in self.streams]
         return found

@@ -522,6 +522,26 @@ def test_a_removed_session_of_a_pipeline_says_that_its_runs_are_plain():
     assert "did not engage" not in str(fast.report)
 
 
+def test_a_callback_that_removes_a_session_waits_for_the_end_of_the_run():
+    pipe, arguments = video_examples.wan_pipeline()
+    with mmaccel.accelerate(pipe, EasyCache(**EasyCache.engaging)) as fast:
+        (expected,), computed = fast(**arguments()), fast.report.forwards
+    before, seen = snapshot(pipe.transformer), []
+    fast = mmaccel.accelerate(pipe, EasyCache(**EasyCache.engaging))
+
+    def leave(*_):
+        fast.remove()
+        seen.append(fast.active)
+        with pytest.raises(ActiveSessionError, match="already accelerated by"):
+            mmaccel.accelerate(pipe, EasyCache())
+        return {}
+
+    (frames,) = fast(**arguments(), callback_on_step_end=leave)
+    assert torch.equal(frames, expected) and seen and all(seen)
+    assert fast.report.forwards == computed < fast.report.plain_forwards and not fast.active
+    assert snapshot(pipe.transformer) == before
+
+
 @pytest.mark.parametrize("do", (copy.copy, copy.deepcopy, pickle.dumps))
 def test_a_session_is_not_copied(janus, do, monkeypatch):
     monkeypatch.setattr(torch.nn.Parameter, "__deepcopy__", lambda *_: pytest.fail("weights were copied"))

@@ -9,7 +9,7 @@ from quantized_weight import quantize
 from mmaccel import private
 from mmaccel.kernels.skinny_linear import suits
 from mmaccel.linears.packed import PackedLinear, PackedMatrix, with_packed_linears
-from mmaccel.linears.skinny import SkinnyLinear
+from mmaccel.linears.skinny import SkinnyLinear, is_plain_linear
 from mmaccel.patching import attention_layers, intercept_attention
 from mmaccel.testing.contract import snapshot
 from mmaccel.vlm import examples
@@ -146,7 +146,7 @@ def test_a_quantized_layer_is_not_packed(layers):
     twin = with_packed_linears(layers)
     assert torch.allclose(twin(x), expected, atol=1e-6)
     assert type(twin[0]) is torch.nn.Linear and isinstance(twin[2], PackedLinear)
-    assert not private.is_plain_linear(layers[0]) and private.is_plain_linear(layers[2])
+    assert not is_plain_linear(layers[0]) and is_plain_linear(layers[2])
     assert not private.can_pack(layers[0].weight) and not suits(layers[0].weight)
 
 

@@ -1,5 +1,7 @@
 """Greedy decoding gives the tokens of the model's own generate; sampled calls keep their shapes and settings."""
 
+import importlib
+
 import pytest
 import torch
 from accelerate import cpu_offload
@@ -12,6 +14,7 @@ from mmaccel.adapter import find_adapter
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
 from mmaccel.image.decoding.coupling import COUPLINGS
 from mmaccel.image.decoding.sampling import Sampling
+from mmaccel.linears import skinny
 
 FAMILIES = ("janus", "emu3", "glm_image")
 # Janus always guides, Emu3 may, and GLM-Image has no guidance of its own.
@@ -175,6 +178,19 @@ def test_a_head_that_is_not_as_usual(changed):
     with torch.no_grad():
         wanted = model.lm_head(hidden)[:, task.ids[: task.codes]]
         assert torch.allclose(task.head(hidden), wanted, atol=1e-5)
+
+
+def test_codes_alone_are_computed_also_where_linear_layers_are_held(monkeypatch):
+    """As on a CPU in float32, which is to find the fastest way for few rows, of layers that are large enough."""
+    model, call = build("emu3", 3.0, 1)
+    wanted, rows, compute = own("emu3", model, call), [], skinny.skinny_linear
+    kernel = importlib.import_module("mmaccel.kernels.skinny_linear")
+    monkeypatch.setattr(kernel, "LEAST_BYTES", 0)
+    monkeypatch.setattr(kernel, "way", lambda *_: "plain")
+    monkeypatch.setattr(skinny, "skinny_linear", lambda x, *layer: rows.append(len(layer[0])) or compute(x, *layer))
+    with mmaccel.accelerate(model, SpeculativeJacobi(window=4)) as fast:
+        assert torch.equal(fast.generate(**call), wanted)
+    assert rows and model.lm_head.out_features not in rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)

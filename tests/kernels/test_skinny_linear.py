@@ -3,6 +3,7 @@
 import copy
 import importlib
 import json
+import pickle
 from contextlib import ExitStack
 
 import pytest
@@ -17,7 +18,8 @@ from mmaccel.files import kept_choices
 from mmaccel.kernels import choosing
 from mmaccel.kernels import skinny_linear as function
 from mmaccel.kernels.timing import Timing
-from mmaccel.linears.skinny import SkinnyLinear, skinny_linears, with_skinny_linears
+from mmaccel.linears.packed import has_twin
+from mmaccel.linears.skinny import SkinnyLinear, is_plain_linear, skinny_linears, with_skinny_linears
 from mmaccel.testing.snapshot import snapshot
 
 module = importlib.import_module("mmaccel.kernels.skinny_linear")
@@ -99,6 +101,14 @@ def test_gradients_and_autocast_are_kept(monkeypatch):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert function(x, weight).dtype == torch.bfloat16
     assert not calls
+
+
+def test_a_bias_that_learns_alone_gets_its_gradient(monkeypatch):
+    """oneDNN has none for it."""
+    forced(monkeypatch, "onednn", calls := [])
+    x, weight, bias = torch.randn(4, IN), torch.randn(OUT, IN), torch.zeros(OUT, requires_grad=True)
+    function(x, weight, bias).sum().backward()
+    assert torch.equal(bias.grad, torch.full((OUT,), 4.0)) and not calls
 
 
 # ---------------------------------------------------------------- which way
@@ -244,6 +254,27 @@ def test_a_layer_that_something_else_holds_is_left_to_it(monkeypatch):
         skinny_linears(stack, layers)
         layers(torch.randn(3, IN))
     assert len(calls) == 1 and "forward" in vars(layers[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("copied", (copy.deepcopy, lambda layers: pickle.loads(pickle.dumps(layers))))  # noqa: S301
+def test_layers_of_a_copy_are_taken_hold_of_too(monkeypatch, copied):
+    """It was made while a session had those of the other one."""
+    forced(monkeypatch, "turned", calls := [])
+    layers, x = network(), torch.randn(3, IN)
+    with ExitStack() as stack:
+        skinny_linears(stack, layers)
+        other = copied(layers)
+        assert all(map(is_plain_linear, (layers[0], other[0])))
+    before, expected = snapshot(other), other(x)
+    assert has_twin(other) and not calls
+    with ExitStack() as stack:
+        skinny_linears(stack, other)
+        assert torch.allclose(other(x), expected, atol=1e-5) and calls == [3, 3]
+        twin = with_skinny_linears(other)
+        assert type(twin[0]) is SkinnyLinear and "forward" not in {*vars(twin[0]), *vars(twin[3])}
+        assert torch.allclose(twin(x), expected, atol=1e-5) and calls == [3, 3] * 2
+    assert snapshot(other) == before
 
 
 @torch.no_grad()

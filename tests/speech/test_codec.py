@@ -157,6 +157,27 @@ def test_a_stream_that_has_ended_holds_nothing(tiny, end):
         stream.push(codes_of(tiny, 1))
 
 
+def test_an_error_in_the_middle_of_a_block_ends_the_stream(tiny, monkeypatch):
+    """Some layers have carried on by then, and others not: what came behind would sound wrong."""
+    decoder = StreamingCodecDecoder(tiny)
+    compute = decoder._layer
+
+    def interrupted(layer, *given, **more):
+        if layer is decoder.layers[3]:
+            raise KeyboardInterrupt
+        return compute(layer, *given, **more)
+
+    with decoder.stream() as stream, decoder.stream() as other:
+        stream.push(codes_of(tiny, 3))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(decoder, "_layer", interrupted)
+            stream.push(codes_of(tiny, 2))
+        assert stream.frames == 3 and stream.nbytes() == 0
+        with pytest.raises(MmaccelError, match=r"broke off: begin another with decoder.stream\(\)"):
+            stream.push(codes_of(tiny, 1))
+        assert stream.finish().shape[-1] == 0 and other.push(codes_of(tiny, 1)).shape[-1] == 1920
+
+
 def test_growing_blocks_change_when_but_not_what(tiny):
     codes = codes_of(tiny, 20)
     with torch.no_grad():

@@ -86,6 +86,20 @@ def test_frames_that_changed_are_projected_again(adapter):
     assert cache.projected == 65 and cache.length == 20
 
 
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=("moonshine_streaming", "equal_sizes", "whisper"))
+def test_after_an_error_between_two_layers_all_is_projected_again(adapter):
+    """The first layers have more positions than the last then."""
+    hidden, cache = states(40), CrossCache()
+    before = hidden[:, :30].clone()
+    before[:, 25:] += 1.0
+    cache.update(adapter, before)
+    handle = adapter.target.get_decoder().layers[-1].encoder_attn.v_proj.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cache.update(adapter, hidden)
+    handle.remove()
+    assert difference(cache.update(adapter, hidden), full(adapter, hidden)) < 1e-6
+
+
 def test_states_changed_in_place_are_noticed():
     adapter, hidden, cache = ADAPTERS[0], states(10), CrossCache()
     cache.update(adapter, hidden)

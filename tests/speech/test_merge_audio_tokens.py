@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from unittest.mock import Mock
 
 import numpy as np
@@ -194,6 +195,30 @@ def test_importance_is_the_attention_of_the_eager_model(target):
     watch.remove()
     assert torch.allclose(found, maps[0].mean((1, 2)), atol=1e-6)
     assert torch.allclose(found.sum(1), torch.ones(2))
+
+
+def test_another_thread_may_call_the_encoder_meanwhile(target):
+    """What its tokens receive counts for them alone, and so do they in the report."""
+    model, inputs = target
+    thread, given, heard = threading.get_ident(), inputs(2), []
+
+    @torch.no_grad()
+    def encode():
+        return model.get_encoder()(next(iter(inputs(1).values()))).last_hidden_state
+
+    def meanwhile(*_):
+        if threading.get_ident() == thread:
+            other = threading.Thread(target=lambda: heard.append(encode()))
+            other.start()
+            other.join()
+
+    with session_of(model, MergeAudioTokens(keep=0.4, threshold=-1.0)) as fast:
+        expected, told = generate(fast, given), fast.report.details["audio_tokens"]
+        alone = encode()
+        with model.get_encoder().layers[-1].self_attn.register_forward_hook(meanwhile):
+            assert torch.equal(generate(fast, given), expected)
+        assert fast.report.details["audio_tokens"] == told
+    assert heard and all(torch.equal(each, alone) for each in heard)
 
 
 def test_rows_of_padded_audio_are_as_if_alone():

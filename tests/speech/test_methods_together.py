@@ -41,6 +41,15 @@ def test_drafts_give_the_tokens_of_merging_alone(case, turn):
 
 
 @ORDERS
+def test_tokens_and_memory_are_those_of_both(case, turn):
+    model, call = case
+    (_, merging), (_, drafting) = said(model, call, MERGE), said(model, call, DRAFT)
+    _, report = said(model, call, *(MERGE, DRAFT)[::turn])
+    assert report.tokens == drafting.tokens == NEW
+    assert report.peak_extra_bytes > max(merging.peak_extra_bytes, drafting.peak_extra_bytes)
+
+
+@ORDERS
 def test_one_lossy_method_makes_the_plan_lossy(case, turn):
     model, call = case
     made = mmaccel.plan(model, *(MERGE, DRAFT)[::turn])

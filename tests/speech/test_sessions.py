@@ -131,6 +131,17 @@ def test_a_model_that_cannot_have_a_twin_has_one_lock(tiny):
 
 
 @pytest.mark.parametrize("packed", (False, True))
+def test_a_model_that_was_in_training_is_heard_without_dropout(packed):
+    """As behind `Trainer.train()`; the model itself stays in its mode."""
+    model, processor = MODELS["moonshine"][0]()[0], MODELS["moonshine"][1]()
+    for part in model.modules():
+        part.attention_dropout = 0.5
+    expected = _finals(StreamingRecognizer(model, processor, endpoint=ENDPOINT, packed=packed))
+    recognizer = StreamingRecognizer(model.train(), processor, endpoint=ENDPOINT, packed=packed)
+    assert _finals(recognizer) == expected and all(part.training for part in model.modules())
+
+
+@pytest.mark.parametrize("packed", (False, True))
 def test_other_modules_take_another_recogniser(tiny, packed):
     """As adapters put in; its twin would go on with the old ones."""
     model, processor = tiny

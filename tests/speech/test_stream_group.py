@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+from concurrent.futures import wait
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from mmaccel.speech import examples
 from mmaccel.speech.decoding import redecode
 from mmaccel.speech.decoding.gathering import Gathering
 from mmaccel.speech.decoding.packed import packed_attention
+from mmaccel.speech.stream import stream_group
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 from mmaccel.testing.contract import snapshot
 
@@ -171,6 +173,27 @@ def test_a_stream_that_fails_takes_nothing_from_the_others(asr):
         assert first + group.finish()[0] == expected and second
     with pytest.raises(StreamFinishedError):
         group.push([None, None])
+
+
+def test_ctrl_c_in_a_push_loses_nothing(asr, monkeypatch):
+    """Streams that still hear are waited for, and the next push returns what they heard."""
+    inputs = recordings(2)
+    expected = [alone(asr, samples) for samples in inputs]
+    waited = []
+
+    def interrupted(futures):
+        waited.append(len(waited))
+        if waited == [0]:
+            raise KeyboardInterrupt
+        return wait(futures)
+
+    monkeypatch.setattr(stream_group, "wait", interrupted)
+    with asr.streams(2) as group:
+        with pytest.raises(KeyboardInterrupt):
+            group.push(inputs)
+        assert waited == [0, 1]
+        first, rest = group.push([None, None]), group.finish()
+    assert [events + last for events, last in zip(first, rest, strict=True)] == expected
 
 
 def test_the_error_of_one_tells_of_the_others(asr):

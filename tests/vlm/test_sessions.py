@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from noted_streamer import NotedStreamer
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -27,10 +28,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import mmaccel
 from mmaccel import private
-from mmaccel.errors import ConflictError, MemoryLimitError, SettingError, UnsupportedTargetError
+from mmaccel.errors import ActiveSessionError, ConflictError, MemoryLimitError, SettingError, UnsupportedTargetError
 from mmaccel.kernels.policies import PREFILL
 from mmaccel.testing.contract import Interrupted, broken_after
-from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples, visual_examples
+from mmaccel.testing.snapshot import snapshot
+from mmaccel.vlm import CompressKV, FusedDraft, SelectKV, SparsePrefill, examples, visual_examples
 from mmaccel.vlm.decoder import generation
 
 SPARSE = SparsePrefill(**SparsePrefill.engaging)
@@ -59,6 +61,22 @@ def test_names_in_the_tables_come_and_go(llama):
         assert session.report.engaged and session.report.speedup
     assert set(ALL_ATTENTION_FUNCTIONS.keys()) == before and session.adapter.attention is None
     assert all(module.config is config for module in session.adapter.attention_modules())
+
+
+def test_models_that_share_a_decoder_are_not_accelerated_at_once():
+    """What is removed first would leave the layers to what it was itself put upon."""
+    model, arguments = examples.llama()
+    other, before, plain = copy.copy(model), snapshot(model), model.generate(**arguments())
+    other._modules = {**model._modules, "lm_head": torch.nn.Linear(32, model.config.vocab_size)}
+    assert other.get_decoder() is model.get_decoder()
+    first = mmaccel.accelerate(model, SPARSE)
+    with pytest.raises(ActiveSessionError, match=r"LlamaModel is already accelerated by Session\(LlamaForCausalLM"):
+        mmaccel.accelerate(other, METHODS[1])
+    first.remove()
+    with mmaccel.accelerate(other, METHODS[1]) as second:
+        second.generate(**arguments())
+        assert second.report.engaged
+    assert snapshot(model) == before and torch.equal(model.generate(**arguments()), plain)
 
 
 def test_models_that_share_a_configuration():
@@ -212,6 +230,26 @@ def test_a_call_that_broke_off_is_over(llama):
         with pytest.raises(Interrupted), broken_after(model.get_decoder().layers[1].self_attn, 0):
             session.generate(**arguments())
         assert session.adapter.attention.run is None
+
+
+@pytest.mark.parametrize("methods", ((SPARSE, FusedDraft(always=True)), *((each,) for each in METHODS)), ids=str)
+def test_a_streamer_that_removes_the_session_waits_for_the_end_of_the_text(methods):
+    """What a text was begun with takes part up to its end, and then goes without a trace."""
+    model, arguments = examples.llama()
+    before, plain, seen = snapshot(model), model.generate(**arguments()), []
+
+    class Leaving(NotedStreamer):
+        def put(self, value):
+            super().put(value)
+            fast.remove()
+            seen.append(fast.active)
+
+    with mmaccel.accelerate(model, *methods) as fast:
+        expected = fast.generate(**arguments())
+    fast = mmaccel.accelerate(model, *methods)
+    assert torch.equal(fast.generate(**arguments(), streamer=Leaving()), expected)
+    assert len(seen) > 2 and all(seen) and not fast.active and fast.report.engaged
+    assert snapshot(model) == before and torch.equal(model.generate(**arguments()), plain)
 
 
 # Settings

@@ -1,6 +1,7 @@
 """TCA on small CLIP models: what is pruned and merged, what the reservoir holds, and how it votes."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from transformers import CLIPVisionModel, CLIPVisionModelWithProjection
 
 import mmaccel
 from mmaccel.adapter import find_adapter
-from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.errors import ActiveSessionError, SettingError, UnsupportedTargetError
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.vlm import TCA, SparsePrefill, examples
 from mmaccel.vlm.comparing_encoders import EncoderTrial, outputs
@@ -176,6 +177,48 @@ def test_a_row_of_a_batch_is_the_picture_alone(clip):
             alone = {**call, "pixel_values": call["pixel_values"][row : row + 1]}
             near(fast(**alone).logits_per_image[0], together[row])
         assert not fast.memory and fast.report.peak_extra_bytes == 0
+
+
+def test_what_is_held_follows_a_model_that_is_moved():
+    """Tensors of the meta device hold nothing, and tell where they are."""
+    reservoir, condensing, meta = Reservoir(2), Condensing([None] * 4, {2: 0.5}), torch.device("meta")
+    reservoir.begin(torch.eye(3))
+    reservoir.add(torch.randn(1, 4, 8), torch.eye(3)[:1])
+    condensing.begin(reservoir)
+    (wider,), _ = condensing._before(2, None, (torch.zeros(2, 10, 8, device=meta),), {})
+    assert wider.is_meta and wider.shape == (2, 11, 8)
+    reservoir.add(tokens := torch.zeros(2, 4, 8, device=meta), torch.eye(3)[:2])
+    assert reservoir.tokens.is_meta and reservoir.means.is_meta and reservoir.uncertainty.is_meta
+    assert reservoir.votes(tokens, torch.full((4,), 0.25), 5.0).is_meta and reservoir.counts == [2, 1, 0]
+
+
+@pytest.mark.parametrize("alone", (False, True), ids=("model", "tower"))
+def test_a_call_in_the_middle_of_another_is_refused_before_that_is_touched(clip, alone):
+    model, arguments = clip
+    calls, refused, thread, adapter = [arguments(3), arguments(2)], [], threading.get_ident(), find_adapter(model)
+
+    @torch.no_grad()
+    def second():
+        with pytest.raises(ActiveSessionError, match="is in the middle of another call"):
+            adapter.tower(calls[1]["pixel_values"]) if alone else model(**calls[1])
+        refused.append(1)
+
+    def meanwhile(*_):
+        if threading.get_ident() == thread:
+            other = threading.Thread(target=second)
+            other.start()
+            other.join()
+
+    def made(hook):
+        with (
+            mmaccel.accelerate(model, TCA(keep=0.4)) as fast,
+            adapter.layers[1].register_forward_pre_hook(hook),
+        ):
+            return [fast(**call).logits_per_image for call in calls], fast.report.details
+
+    expected, told = made(lambda *_: None)
+    found, details = made(meanwhile)
+    assert all(map(torch.equal, found, expected)) and details == told and refused == [1, 1]
 
 
 def test_texts_that_were_encoded_before_are_the_classes(clip):

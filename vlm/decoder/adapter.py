@@ -52,6 +52,10 @@ class DecoderAdapter(Adapter):
         self.attention: SessionAttention | None = None  # while it is attached
         self._reader: SessionAttention | None = None  # the same from then on, since caches are read by it
 
+    def parts(self) -> list[Any]:
+        """Several models may share one decoder, as one that sees and the language model inside it."""
+        return [self.target, self.decoder]
+
     @property
     def text_config(self) -> Any:
         """The configuration of the decoder."""

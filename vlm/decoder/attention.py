@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ class SessionAttention:
     active
         Whether the session is attached.
     run
-        The call of `generate` under way.
+        The call of `generate` that this thread makes.
     prompts_only
         Whether no method has a part in what comes after the prompt.
     heads
@@ -39,18 +40,28 @@ class SessionAttention:
         self.prompts_only = not any(method.decodes for method in methods)
         self._attends = any(method.attends for method in methods)
         self.active = True
-        self.run: GenerateRun | None = None
         self.heads = 0
-        self._updated: weakref.ref[Any] | None = None
+        # By thread: others may call the model itself meanwhile.
+        self._runs: dict[int, GenerateRun] = {}
+        self._updated: dict[int, weakref.ref[Any] | None] = {}
         # Where rows begin by a mask, of the two newest: layers with windows and those without take turns.
         self._known: deque[tuple[weakref.ref[torch.Tensor], tuple[int, ...], list[int] | None]] = deque(maxlen=2)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SessionAttention:
         return self  # copies of a cache are read by the same attention
 
+    @property
+    def run(self) -> GenerateRun | None:
+        return self._runs.get(threading.get_ident())
+
+    @run.setter
+    def run(self, run: GenerateRun | None) -> None:
+        self._runs = {} if run is None else {threading.get_ident(): run}  # one at a time
+
     def updated(self, layer: Any) -> None:
         """Note the views that one of our cache layers returned, which the next call receives."""
-        self._updated = weakref.ref(layer) if self.active else None  # detached, no call would take it away
+        # detached, no call would take it away
+        self._updated[threading.get_ident()] = weakref.ref(layer) if self.active else None
 
     def __call__(
         self,
@@ -111,8 +122,8 @@ class SessionAttention:
 
     def _cached(self, key: torch.Tensor) -> Any:
         """The layer of our cache whose views these keys are."""
-        layer = None if self._updated is None else self._updated()
-        self._updated = None
+        updated = self._updated.pop(threading.get_ident(), None)
+        layer = None if updated is None else updated()
         if layer is not None and layer.current is not key:
             raise UnsupportedTargetError(
                 "this model changes its keys between the cache and attention: use vlm.SparsePrefill only"
@@ -129,11 +140,12 @@ class SessionAttention:
         sizes = (call.query.shape[0], call.queries, call.keys)
         if call.mask is None:
             return left_padding(None, *sizes)
-        for mask, known, starts in self._known:
+        for mask, known, starts in [*self._known]:
             if mask() is call.mask and known == sizes:
                 return starts  # layers get the same mask: it is read back from the device once
-        self._known.append((weakref.ref(call.mask), sizes, left_padding(call.mask, *sizes)))
-        return self._known[-1][2]
+        found = left_padding(call.mask, *sizes)
+        self._known.append((weakref.ref(call.mask), sizes, found))
+        return found
 
 
 def _unsuited(

@@ -58,6 +58,7 @@ class Condensing:
         anchors = self.reservoir.anchors(number - 2)
         if anchors is None:
             return None
+        anchors = anchors.to(hidden.device)  # the model may have been moved since
         nearest = torch.cosine_similarity(hidden[:, :1].float(), anchors[None].float(), dim=-1).argmax(1)
         self.anchored = True
         return (torch.cat([hidden, anchors[nearest].to(hidden)[:, None]], 1), *args[1:]), kwargs

@@ -54,6 +54,10 @@ class Reservoir:
                 self.tokens = tokens.new_zeros(len(self.counts), self.size + 1, *tokens.shape[1:])
                 self.means = tokens.new_zeros(len(self.counts), *tokens.shape[1:])
                 self.uncertainty = entropy.new_zeros(len(self.counts), self.size + 1)
+        elif self.tokens.device != tokens.device:  # the model was moved
+            with torch.inference_mode(False):
+                held = self.tokens, self.means, self.uncertainty
+                self.tokens, self.means, self.uncertainty = (values.to(tokens.device) for values in held)
         for row, label in enumerate(chances.argmax(-1).tolist()):
             self._put(label, tokens[row], entropy[row])
 

@@ -156,8 +156,8 @@ class Adaptation:
 
     def _tower(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replaces `forward` of the image tower."""
-        self.condensing.begin(self.reservoir)
-        with self.session.run():
+        with self.session.run():  # which refuses a call in the middle of another one, before that is touched
+            self.condensing.begin(self.reservoir)
             output = original(*args, **kwargs)
             self.pooled = output[1].detach()
             self._report(len(self.pooled))
@@ -189,16 +189,16 @@ class Adaptation:
     def _compare(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replaces `forward` of the whole model: its logits are corrected, and the loss is that of the others."""
         whole = kwargs.pop("return_dict", None)
-        self.within = True
-        try:
-            with self.session.run():
+        with self.session.run():
+            self.within = True
+            try:
                 output, reservoir = original(*args, return_dict=True, **kwargs), self.reservoir
                 if reservoir is not None:
                     self._learn(reservoir, output.logits_per_image)
                     self._correct(reservoir, output)
-        finally:
-            self.within = False
-            self.condensing.begin(None)
+            finally:
+                self.within = False
+                self.condensing.begin(None)
         return output if (self.adapter.target.config.return_dict if whole is None else whole) else output.to_tuple()
 
     @torch.no_grad()

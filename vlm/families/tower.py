@@ -100,7 +100,7 @@ def probed(module: torch.nn.Module, with_keys: bool = True) -> Iterator[Probe]:
     """Watch one attention layer of a tower inside this block; its result is bit-identical."""
     probe = Probe(with_keys)
     with ExitStack() as stack:
-        intercept_attention(stack, [module], probe)
+        intercept_attention(stack, [module], probe, in_thread=True)
         yield probe
 
 

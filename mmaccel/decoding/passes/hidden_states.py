@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmaccel import private
+from mmaccel.patching import hook
 
 from ..generated_text import GeneratedText, Verdicts
 
@@ -46,15 +47,14 @@ class HiddenStates:
             return  # hooks would be left out of its code, or stay in it
         for layer in layers:
             if layer < len(found):
-                hook = found[layer].register_forward_pre_hook(partial(self._read, layer), with_kwargs=True)
+                hook(stack, found[layer], before=partial(self._read, layer), in_thread=True)
             else:
-                hook = found[-1].register_forward_hook(partial(self._put_out, layer))
-            stack.callback(hook.remove)
+                hook(stack, found[-1], after=partial(self._put_out, layer), in_thread=True)
 
     def _read(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._now[layer] = args[0] if args else kwargs["hidden_states"]
 
-    def _put_out(self, layer: int, module: Any, args: Any, output: Any) -> None:
+    def _put_out(self, layer: int, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         self._now[layer] = output if isinstance(output, Tensor) else output[0]
 
     def took(self) -> None:

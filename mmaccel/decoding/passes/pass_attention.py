@@ -43,8 +43,9 @@ class PassAttention:
         self._places: torch.Tensor | None = None
         # What is made of the masks of a pass, by their `id`; each is kept beside it, so that no other gets it.
         self._grouped: dict[tuple[int, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
-        intercept_attention(stack, own_attention(model), self)
-        hook(stack, model.get_decoder(), before=self._placed, after=self._forget, always=True)
+        # passes of other threads, which the model makes beside those of this text, are none of these
+        intercept_attention(stack, own_attention(model), self, in_thread=True)
+        hook(stack, model.get_decoder(), before=self._placed, after=self._forget, always=True, in_thread=True)
 
     def expect(self, mask: torch.Tensor, places: torch.Tensor, slots: Slots) -> None:
         """A pass with the mask `[B, 1, M, N]` of these slots follows, whose last `M` tokens are new, at `places`."""
