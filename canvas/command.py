@@ -51,11 +51,11 @@ class CanvasCommand(Command):
                 session.report.baseline_seconds = time.perf_counter() - began
             commits = _commits(arguments.trace)
             text = session(**inputs, callback_on_step_end=commits).texts[0]
-            print(f"{'fast:  ' if arguments.compare else ''}{text}")
-            print(told(session.report), flush=True)
-            if commits is not None:
+            if commits is not None:  # before what is printed, whose reader may be gone
                 with replacing(arguments.trace) as drawing:
                     commits.save(drawing, pipe.tokenizer)
+            print(f"{'fast:  ' if arguments.compare else ''}{text}")
+            print(told(session.report), flush=True)
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("picture", type=Path, nargs="?", help="picture file, such as .png")

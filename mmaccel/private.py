@@ -9,7 +9,7 @@ import copy
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -232,6 +232,11 @@ def uses_attention_interface(module: torch.nn.Module) -> bool:
     return getattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS", None) is ALL_ATTENTION_FUNCTIONS
 
 
+def heads_are_split(attention: Iterable[torch.nn.Module]) -> bool:
+    """Whether these modules have some of their heads alone, and those of other processes the rest (`tp_plan`)."""
+    return any(getattr(part, "_is_hooked", False) for module in attention for part in module.modules())
+
+
 def attention_name(config: Any) -> str | None:
     """The attention function that a configuration asks for, such as `"sdpa"`; each layer asks in each pass."""
     name: str | None = object.__getattribute__(config, "_attn_implementation_internal")  # past two slow lookups
@@ -279,13 +284,7 @@ def with_attention(config: Any, name: str) -> Any:
 
 
 def is_split(target: Any) -> bool:
-    """Whether the processes of a launch hold parts of one model, and have to make every pass of it together.
-
-    Parameters
-    ----------
-    target
-        A model, or a pipeline of models.
-    """
+    """Whether the processes of a launch hold parts of one model or pipeline, and make every pass of it together."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False
     from torch.distributed.tensor import DTensor  # takes a second to import

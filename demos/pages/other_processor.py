@@ -20,11 +20,11 @@ from mmaccel.errors import WeightsError
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 LOSS = 0.97  # of the plain speed; what is above counts as no loss
 INTRO = """
-The benchmarks of the other pages in their short form (`mmaccel bench all`), on another maker's processor, beside the
-committed rows of {first}, which have more samples: of what both measured, by
-`python -m mmaccel.demos.pages.other_processor`. A speed-up is against the plain model in the same alternation, so that
-those of two machines can be compared, and their seconds cannot. Models and their outputs are the same; where a way is
-chosen by measuring (drafts, sparse attention, linear layers of few rows), each processor chose its own.
+The benchmarks of {names} in their short form on another maker's processor, beside the committed rows of {first}, which
+have more samples: of what both measured, by `python -m mmaccel.demos.pages.other_processor`. A speed-up is against the
+plain model in the same alternation, so that those of two machines can be compared, and their seconds cannot. Where a
+way is chosen by measuring (drafts, sparse attention, linear layers of few rows), each processor chose its own. The rows
+of {first} are of older commits ({commits}), so that a difference may be the code's too.
 
 {told}
 """
@@ -49,17 +49,20 @@ def beside(paths: Sequence[Path], folder: Path = FOLDER) -> dict[str, Any]:
         if new["header"]["machine"] != headers[0]["machine"]:
             raise WeightsError(f"{path} is of another machine than {paths[0]}: run all benchmarks on one")
         pairs = difference(old, new).matched
-        rows += [_row(path.stem, new["header"], pair) for pair in pairs if pair.speedup_share is not None]
+        rows += [
+            _row(path.stem, new["header"], old["header"], pair) for pair in pairs if pair.speedup_share is not None
+        ]
     return {"header": {**headers[-1], "beside": ", ".join(sorted(first))}, "rows": rows}
 
 
-def _row(benchmark: str, header: dict[str, Any], pair: RowPair) -> dict[str, Any]:
+def _row(benchmark: str, header: dict[str, Any], committed: dict[str, Any], pair: RowPair) -> dict[str, Any]:
     assert pair.old is not None and pair.new is not None
     identity = {name: pair.row[name] for name in results.IDENTITY}
     return {
         **identity,
         "benchmark": benchmark,
         "commit": header["commit"],
+        "beside_commit": committed["commit"],
         "label": pair.label,
         "role": role_of(pair.row),
         "speedup": pair.new["speedup"],
@@ -74,10 +77,12 @@ def page(result: dict[str, Any]) -> str:
     headings = tuple(heading.format(first=first, second=second) for heading in HEADINGS)
     sections: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
-        name = f"{row['benchmark'].capitalize()}, {row['model']}, commit {row['commit'][:10]}"
+        name = f"{row['benchmark'].capitalize()}, {row['model']}"
         sections.setdefault(name, []).append(row)
     tables = {name: pages.markdown(headings, map(_line, rows)) for name, rows in sections.items()}
-    intro = INTRO.format(first=first, told=_told(result["rows"], first, second))
+    commits = {row["benchmark"]: f"{row['benchmark']} {row['beside_commit'][:10]}" for row in result["rows"]}
+    told = _told(result["rows"], first, second)
+    intro = INTRO.format(first=first, names=", ".join(commits), commits=", ".join(commits.values()), told=told)
     return pages.page(result, "On another processor", intro, tables)
 
 

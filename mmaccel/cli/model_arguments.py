@@ -149,7 +149,7 @@ def parse_method(text: str) -> Any:
     name, _, settings = text.partition(":")
     if name in NAMES:
         behind = "`mmaccel presets` lists the methods behind it"
-        raise UnknownNameError(f"{name!r} is a preset and no method: --preset takes it, {behind}")
+        raise UnknownNameError(f"{name!r} is a preset and no method, for --preset where there is that; {behind}")
     values: dict[str, Any] = {}
     for item in filter(None, BETWEEN.split(settings)):
         key, equals, value = item.partition("=")

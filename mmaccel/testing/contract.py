@@ -131,7 +131,7 @@ def check_method(method: type[Method], thorough: bool = True) -> None:
         Names the clause and the model family.
     """
     check_settings(method)
-    modality, claimed = _modality(method), _claimed(method)
+    modality, claimed = method.name.partition(".")[0], _claimed(method)
     known = examples(modality)
     missing = ", ".join(sorted(claimed - {example.adapter_family for example in known}))
     assert not missing, f"{method.name} claims {missing}: add a model of it to mmaccel.{modality}.examples"
@@ -143,15 +143,11 @@ def check_method(method: type[Method], thorough: bool = True) -> None:
                 raise AssertionError(f"{method.name} on {example.family}, {clause.__name__}: {error}") from error
 
 
-def _modality(method: type[Method]) -> str:
-    return method.name.split(".")[0]
-
-
 def _claimed(method: type[Method]) -> frozenset[str]:
     """The families that a method says it works on; all of its modality where it names none."""
     if method.families is not None:
         return method.families
-    own = (adapter for adapter in adapters() if adapter.modality == _modality(method))
+    own = (adapter for adapter in adapters() if adapter.modality == method.name.partition(".")[0])
     return frozenset(adapter.family for adapter in own if not adapter.exclusive)
 
 

@@ -33,6 +33,7 @@ from .weights import no_foreign_code
 # Each has a module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`.
 _MODELS = ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader", "tiny-amused", "tiny-far")
 _HEADS = ("smollm2-eagle",)  # of models that are not shipped: a folder alone
+_EVERY = {"minutes", "seed", "steps"}  # what recipes tell of a model without names of things
 _TOLD = ("model_index.json", "config.json", "draft/config.json")  # the first that is there tells what a folder holds
 
 
@@ -66,7 +67,9 @@ def _form(folder: Path) -> tuple[Any, ...] | None:
         return None
     with suppress(ValueError, AttributeError):  # files of that name that tell something else
         told: dict[str, Any] = json.loads(there.read_text(encoding="utf-8"))
-        return told.get("_class_name"), told.get("model_type"), "block_length" in told, "names" in facts_of(folder)
+        known = facts_of(folder).keys()
+        if "names" in known or known >= _EVERY:
+            return told.get("_class_name"), told.get("model_type"), "block_length" in told, "names" in known
     return None
 
 
@@ -123,7 +126,9 @@ def load(name: str | Path, folder: Path | str | None = None) -> Any:
     UnsupportedTargetError
         If they ask for Python code of their own.
     """
-    own = like(name) or str(name)  # one that is neither is refused
+    own = like(name) or (name if isinstance(name, str) else None)
+    if own is None:
+        raise unknown_name("zoo model", str(name), names())
     module, here = _module(own), path(own) if own == name else Path(name)
     with no_foreign_code(here if folder is None else folder):
         return module.load(here if folder is None else Path(folder))

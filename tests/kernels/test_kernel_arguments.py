@@ -408,6 +408,7 @@ CALLS = {
     "segment_mean": (torch.randn(6, 3, generator=DRAWN), torch.rand(6), torch.arange(6), torch.tensor([0, 2, 6])),
     "accept_length": (P, P[:, :3], torch.zeros(2, 3).long(), torch.rand(2, 3, generator=DRAWN)),
     "residual_sample": (P, P[:, :3], torch.tensor([0, 3]), 5),
+    "skinny_linear": (torch.randn(2, 256, generator=DRAWN), torch.randn(512, 256, generator=DRAWN)),
 }
 
 

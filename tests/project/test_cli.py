@@ -122,7 +122,7 @@ def test_a_clip_is_filmed_and_asked_about(tmp_path, capsys, monkeypatch):
         (["pizza", "-o", "{}/x.png", "--method", "ZipAR:widow=4"], "did you mean 'window'"),
         (["pizza", "-o", "{}/x.png", "--method", "ZipAR:window"], "KEY=VALUE"),
         (["pizza", "-o", "{}/x.png", "--method", "ZipRA"], "ZipAR"),
-        (["pizza", "-o", "{}/x.png", "--method", "fast"], "'fast' is a preset and no method: --preset takes it"),
+        (["pizza", "-o", "{}/x.png", "--method", "fast"], "'fast' is a preset and no method, for --preset where"),
         (["pizza", "-o", "{}/x.png", "--preset", "fest"], "fast"),
         (["pizza", "-o", "{}/x.png", "--model", "/nowhere"], "is not a model"),
         (["pizza", "-o", "{}/x.png", "--plan", "{}/none.json"], "none.json"),

@@ -369,15 +369,20 @@ def test_a_checkpoint_of_ones_own_is_like_none(tmp_path):
     assert {zoo.like(one) for one in (tmp_path, "owner/name", "smollm2-eagle", Path("tiny-wan"))} == {None}
     shutil.copy(zoo.path("tiny-wan") / "model_index.json", tmp_path)
     assert zoo.like(tmp_path) is None, "no recipe wrote it"
-    for facts in ("{}", "[]", "seven epochs"):
+    for facts in ("{}", "[]", "7", "null", '{"epochs": 3}', "seven epochs"):
         (tmp_path / "training.json").write_text(facts)
         assert zoo.like(tmp_path) is None, "nor this"
+        (reader := tmp_path / "reader").mkdir(exist_ok=True)
+        shutil.copy(zoo.path("tiny-reader") / "config.json", reader)
+        shutil.copy(tmp_path / "training.json", reader)
+        assert zoo.like(reader) is None
     shutil.copy(zoo.path("tiny-wan") / "training.json", tmp_path)
     assert zoo.like(tmp_path) == "tiny-wan"
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
     assert zoo.like(tmp_path) is None
-    with pytest.raises(UnknownNameError, match="zoo model"):
-        zoo.load(tmp_path)
+    for path in (tmp_path, Path("tiny-wan")):
+        with pytest.raises(UnknownNameError, match="zoo model"):
+            zoo.load(path)
 
 
 @pytest.mark.parametrize(("name", "kind"), (("tiny-wan", "video"), ("tiny-far", "video"), ("tiny-amused", "image")))

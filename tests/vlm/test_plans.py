@@ -120,7 +120,7 @@ def test_layers_of_different_sizes():
 def test_heads_that_are_split_over_processes_choose_no_tokens(monkeypatch):
     """Each process would keep others; heads may go apart where each has keys of its own."""
     (llama, _), (onevision, _) = examples.llama(), visual_examples.onevision()
-    monkeypatch.setattr(private, "is_split", lambda part: True)
+    monkeypatch.setattr(private, "heads_are_split", lambda part: True)
     for model, method in ((llama, vlm.PrefillDrop()), *((onevision, one()) for one in (vlm.FastV, vlm.FrameFusion))):
         said = rf"heads of {type(model).__name__} are split over processes .* in place of {method.name} use vlm.Sparse"
         with pytest.raises(UnsupportedTargetError, match=said):
@@ -132,10 +132,21 @@ def test_heads_that_are_split_over_processes_choose_no_tokens(monkeypatch):
         mmaccel.plan(model, method)
 
 
+def test_heads_are_split_where_transformers_has_split_what_attention_projects():
+    """And not where it has split the experts alone."""
+    model, _ = examples.llama()
+    layer = model.model.layers[1]
+    layer.mlp._is_hooked = True
+    mmaccel.plan(model, vlm.PrefillDrop())
+    layer.self_attn.q_proj._is_hooked = True
+    with pytest.raises(UnsupportedTargetError, match="heads of LlamaForCausalLM are split"):
+        mmaccel.plan(model, vlm.PrefillDrop())
+
+
 def test_only_a_split_decoder_leaves_the_attention_of_a_tower_readable(monkeypatch):
     model, _ = visual_examples.onevision()
     decoder = {*find_adapter(model).attention_modules(), model}
-    monkeypatch.setattr(private, "is_split", lambda part: part in decoder)
+    monkeypatch.setattr(private, "heads_are_split", decoder.issuperset)
     mmaccel.plan(model, vlm.VisionZip())
     with pytest.raises(UnsupportedTargetError, match="in place of vlm.HoliTom"):
         mmaccel.plan(model, vlm.HoliTom())

@@ -200,7 +200,7 @@ def test_memory_is_not_asked_of_one_device_for_what_several_have(llama, spread, 
     model, arguments = copy.deepcopy(llama[0]), llama[1]
     asked = []
     monkeypatch.setattr(generation, "require_memory", lambda *needed: asked.append(needed))
-    monkeypatch.setattr(private, "is_split", lambda part: spread == "heads")
+    monkeypatch.setattr(private, "heads_are_split", lambda part: spread == "heads")
     if spread == "layers":
         model.register_parameter("elsewhere", torch.nn.Parameter(torch.ones(1, device="meta")))
     with mmaccel.accelerate(model, METHODS[1]) as session:

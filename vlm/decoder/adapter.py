@@ -165,11 +165,11 @@ class DecoderAdapter(Adapter):
 
     def _check_heads(self, method: DecoderMethod, name: str, modules: list[torch.nn.Module]) -> None:
         """Raise where each process of a launch has some of the heads that choose among the tokens."""
-        if any(map(private.is_split, modules)) and method.votes(int(self.text_config.num_hidden_layers)):
+        if private.heads_are_split(modules) and method.votes(int(self.text_config.num_hidden_layers)):
             raise UnsupportedTargetError(
                 f"the heads of {name} are split over processes (tp_plan), each of which would keep other tokens by its"
-                f" own: in place of {method.name} use vlm.SparsePrefill, which drops none, or vlm.VidCom2, which leaves"
-                " visual tokens out before"
+                f" own: in place of {method.name} use vlm.SparsePrefill, which drops none, or for pictures and clips"
+                " vlm.VidCom2, which leaves visual tokens out before"
             )
 
     def _check_layers(self, method: Any, name: str) -> None:

@@ -14,7 +14,7 @@ from mmaccel.cache import require_memory
 from mmaccel.cache.argument import cache_of, cached
 from mmaccel.cache.evicting import ROOM
 from mmaccel.decoding.setting import give_cache, prompt_ids, setting, why_prefixed
-from mmaccel.patching import wrap_method
+from mmaccel.patching import attention_layers, wrap_method
 from mmaccel.report import Report
 
 from ..input.prompt import Prompt
@@ -56,7 +56,7 @@ def bring_cache(model: Any, config: Any, attention: SessionAttention, run: Gener
         return None
     new = min(new, ROOM)  # a cache grows: few answers have all the tokens that they may have
     # what each device gets of the layers, or each process of the heads, is not known here
-    if not on_several_devices(model) and not private.is_split(model):
+    if not on_several_devices(model) and not private.heads_are_split(attention_layers(model)):
         need = method.cache_bytes(config, batch, prompt, new, model.dtype)
         require_memory(need, model.device, f"generate with {method}, {batch} x {prompt + new} tokens,")
     cache: Any = method.make_cache(config, prompt, new)

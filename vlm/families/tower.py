@@ -119,7 +119,7 @@ def tower_attention(tower: torch.nn.Module) -> list[torch.nn.Module]:
 def require_readable(tower: torch.nn.Module, reader: str) -> None:
     """Raise if :func:`probed` cannot watch the layers of a tower."""
     layers = tower_attention(tower)
-    if any(map(private.is_split, layers)):
+    if private.heads_are_split(layers):
         raise UnsupportedTargetError(
             f"{reader} ranks tokens by the attention in the vision tower, whose heads are split over processes"
             " (tp_plan), so that each would keep other tokens: vlm.VidCom2 does without"

@@ -94,7 +94,7 @@ def video_code(request: VideoRequest, models: Models, rate: float = USUAL, field
 def question_code(request: QuestionRequest, models: Models, text_options: Mapping[str, bool] | None = None) -> str:
     """Python that gives the same answer; `text_options` is what the processor was told of the text."""
     model = request.choice.model
-    own = model in zoo.names()
+    own = zoo.like(model) is not None
     options = f"max_new_tokens={request.max_new_tokens}, do_sample=False"
     plain = [
         "    with fast.baseline() as plain:  # measures the plain model",

@@ -47,7 +47,8 @@ def load_head(path: str, model: Any) -> EagleHead:
         ) from error
     weights = {_renamed(name): value for name, value in load_file(_file(path, "model.safetensors")).items()}
     if "layers.0.hidden_norm.weight" not in weights:
-        raise WeightsError(f"{path}/model.safetensors is of an older head, EAGLE 1 or 2: give an EAGLE-3 head")
+        what = "is of an older head, EAGLE 1 or 2" if "fc.weight" in weights else "is no EAGLE head"
+        raise WeightsError(f"{path}/model.safetensors {what}: give an EAGLE-3 head")
     embedding, output = weights.pop("embed_tokens.weight", None), weights.pop("lm_head.weight", None)
     shift = weights.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long)).long()
     size, vocabulary = config.hidden_size, len(model.get_input_embeddings().weight)
