@@ -227,7 +227,7 @@ class CodecStream:
         try:
             audio = self.decoder.decode(codes, self._live())
         except BaseException:  # some layers may have carried on, and others not: no block fits behind
-            self._state = None
+            self._state, self._pending = None, []
             raise
         self.frames += codes.shape[-1]
         return audio

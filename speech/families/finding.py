@@ -26,6 +26,8 @@ def recognising(model: Any, packed: bool) -> Any:
     if packed and isinstance(model, Session | SpeechAdapter):
         raise SettingError(f"packed=True with a {type(model).__name__}: pass the model itself")
     if not _can_have_twin(model):
+        if isinstance(model, torch.nn.Module) and model.training:
+            raise SettingError(f"this {type(model).__name__} is in training mode, which drops out: call .eval() on it")
         return model
     return (with_packed_linears(model) if packed else with_skinny_linears(model)).eval()
 

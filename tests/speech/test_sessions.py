@@ -141,6 +141,15 @@ def test_a_model_that_was_in_training_is_heard_without_dropout(packed):
     assert _finals(recognizer) == expected and all(part.training for part in model.modules())
 
 
+def test_a_model_in_training_that_can_have_no_twin_is_refused():
+    """As where `Trainer.train()` in half precision left its own `forward`."""
+    model, processor = MODELS["moonshine"][0]()[0], MODELS["moonshine"][1]()
+    model.forward = functools.partial(model.forward)
+    with pytest.raises(SettingError, match=f"{type(model).__name__} is in training mode.*call .eval"):
+        StreamingRecognizer(model.train(), processor, endpoint=ENDPOINT)
+    StreamingRecognizer(model.eval(), processor, endpoint=ENDPOINT)
+
+
 @pytest.mark.parametrize("packed", (False, True))
 def test_other_modules_take_another_recogniser(tiny, packed):
     """As adapters put in; its twin would go on with the old ones."""

@@ -148,6 +148,16 @@ def test_two_clips_take_each_others_place(joined, name, more, monkeypatch):
         handle.remove()
 
 
+@pytest.mark.parametrize("name", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"))
+def test_clips_whose_tokens_are_not_told_are_joined(joined, name, monkeypatch):
+    """Their places count up, as `generate` has it; Qwen2-VL itself refuses to find them."""
+    model, call = one_layer(name, monkeypatch)
+    given = two_clips(call, (0, 1))
+    del given["mm_token_type_ids"]
+    plain = logits(model, given)
+    torch.testing.assert_close(joined_logits(joined, model, given, 2), plain, atol=1e-3, rtol=1e-3)
+
+
 def two_clips(call, order):
     """A prompt with the clip of two calls, in this order, and words between."""
     given = call(2)

@@ -89,7 +89,10 @@ class Joining:
         opening, cache = self.opening(part), DynamicCache(config=self.adapter.text_config)
         call = part.alone(self.kwargs, opening)
         if part.content:
-            call["position_ids"] = self.places(part)
+            places = self.places(part)
+            if places is None and hasattr(self.adapter, "positions"):  # which asks for the types of tokens by itself
+                places = torch.arange(call["input_ids"].shape[1], device=opening.device)[None]
+            call["position_ids"] = places
             self.adapter.target(**call, **cached(cache), use_cache=True, logits_to_keep=1)
         else:
             self.adapter.decoder(input_ids=call["input_ids"], **cached(cache), use_cache=True)

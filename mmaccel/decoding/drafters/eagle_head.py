@@ -11,6 +11,8 @@ from transformers import DynamicCache, LlamaConfig, PretrainedConfig, Qwen3Confi
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from mmaccel import private
+
 KINDS: dict[str, tuple[type[PretrainedConfig], Any]] = {
     "llama": (LlamaConfig, LlamaDecoderLayer),
     "qwen3": (Qwen3Config, Qwen3DecoderLayer),
@@ -69,7 +71,7 @@ class EagleHead(nn.Module):
         self.output: Tensor | None = None
         self.draft_tokens = torch.arange(config.draft_vocab_size)
         self._borrows: tuple[bool, bool] | None = None  # embedding and output, from the model
-        self._drafts_all = False  # of the tokens, with the model's own output
+        self._shared = False, False  # embedding and output, with the model: the same memory
         self._at: tuple[torch.device, torch.dtype] | None = None
 
     @property
@@ -96,20 +98,21 @@ class EagleHead(nn.Module):
             self.embedding = dense(model.get_input_embeddings().weight)
         if self._borrows[1]:
             whole = dense(weight)
-            self._drafts_all = torch.equal(self.draft_tokens, torch.arange(len(whole), device=weight.device))
-            self.output = whole if self._drafts_all else whole[self.draft_tokens]
+            drafts_all = torch.equal(self.draft_tokens, torch.arange(len(whole), device=weight.device))
+            self.output = whole if drafts_all else whole[self.draft_tokens]
         assert self.embedding is not None and self.output is not None
         self.embedding, self.output = self.embedding.to(*at), self.output.to(*at)
+        self._shared = _is(self.embedding, model.get_input_embeddings().weight), _is(self.output, weight)
         self._at = at
         return self
 
     @property
     def bytes(self) -> int:
         """Of all that is not the model's own."""
-        assert self.embedding is not None and self.output is not None and self._borrows is not None
-        own = (self.embedding, self._borrows[0]), (self.output, self._drafts_all)
-        matrices = sum(matrix.nbytes for matrix, is_theirs in own if not is_theirs)
-        return matrices + sum(value.nbytes for value in self.parameters())
+        assert self.embedding is not None and self.output is not None
+        both = zip((self.embedding, self.output), self._shared, strict=True)
+        own = sum(matrix.nbytes for matrix, is_shared in both if not is_shared)
+        return own + sum(value.nbytes for value in self.parameters())
 
     def join(self, states: Tensor) -> Tensor:
         """Hidden states of the model's layers `[B, N, F]` as one of the head's own, `[B, N, H]`."""
@@ -153,6 +156,11 @@ class EagleHead(nn.Module):
         """Of the tokens of the draft vocabulary, `[..., D]`."""
         assert self.output is not None
         return functional.linear(hidden if self.config.norm_output else self.norm(hidden), self.output)
+
+
+def _is(matrix: Tensor, weight: Any) -> bool:
+    """Whether a matrix is the model's weight, and no copy of it."""
+    return private.is_plain(weight) and matrix.data_ptr() == weight.data_ptr()
 
 
 def dense(weight: Any) -> Tensor:
