@@ -22,8 +22,9 @@ class _Predicted(BranchState):
     ratio: float | None = None  # of output change to input change
 
     def predict(self, inputs: list[torch.Tensor], seen: list[torch.Tensor]) -> float:
-        """Relative change of the output that follows from the input's change since the last step."""
-        assert self.ratio is not None
+        """Relative change of the output that follows from the input's change since the last step, if it does."""
+        if self.ratio is None:
+            return float("inf")
         return self.ratio * mean_change(inputs, seen) / max(mean_size(predicted(self.output)), 1e-12)
 
     def measure(self, inputs: list[torch.Tensor], output: Any) -> None:
@@ -94,6 +95,6 @@ class EasyReuse(StepReuse):
         """Add up the predicted change of this step, and decide."""
         state = self.state
         seen, state.seen = state.seen, [x.clone() for x in inputs]
-        if self.may_reuse and state.ratio is not None:
+        if self.may_reuse:  # where the ratio is unknown, too: all devices that share the model decide together
             state.error += state.predict(inputs, seen)
             self.decide(state.error)

@@ -65,6 +65,8 @@ class StepReuse:
         The expert that ran that branch; in some models the others have one of their own.
     smallest
         The smallest error that was too large, for advice.
+    outvoted
+        Whether another device had a step computed that this one would have reused.
     agree
         Whether any of several devices that share the model says so, of what is to be computed; by default its own word.
     """
@@ -81,7 +83,7 @@ class StepReuse:
         self.make_state = make_state
         self.agree: Callable[[bool], bool] = bool
         self.first_step: int | None = None
-        self.reuse, self.leader = False, 0
+        self.reuse, self.leader, self.outvoted = False, 0, False
         self.smallest = float("inf")
         self.states: dict[tuple[int, int], Any] = {}
 
@@ -124,9 +126,12 @@ class StepReuse:
 
     def decide(self, error: float) -> None:
         """Reuse this step if its error allows it."""
-        self.reuse = not self.agree(not error < self.threshold)  # so that NaN computes
-        if not self.reuse:
+        is_large = not error < self.threshold  # as NaN is
+        self.reuse = not self.agree(is_large)
+        if is_large:
             self.smallest = min(self.smallest, error)
+        elif not self.reuse:
+            self.outvoted = True
 
     def accumulate(self, values: list[torch.Tensor], rescale: Callable[[float], float] = float) -> float:
         """The rule of TeaCache: changes of a signal from step to step add up to an error, by which to decide.
@@ -171,6 +176,8 @@ class StepReuse:
 
     def advice(self) -> str:
         """Why no error was small enough, and what to try."""
+        if self.outvoted:
+            return "another process computed what this one would have reused: try the threshold that it advises"
         if self.smallest < float("inf"):
             return f"the smallest change was {self.smallest:.2g}: try threshold={1.2 * self.smallest:.2g}"
         return "no step had a finite change"

@@ -67,10 +67,12 @@ def test_growth_is_the_mean_ratio_of_the_tokens():
 def test_a_model_whose_input_stands_still_predicts_nothing():
     """There is no ratio of changes then, so that every step is computed, and the advice says that."""
     run, done = SamplerRun(6, [0.0] * 7), []
-    cache = EasyReuse(run, threshold=9.0, warmup=1, cooldown=0)
+    cache, asked = EasyReuse(run, threshold=9.0, warmup=1, cooldown=0), []
+    cache.agree = lambda large: asked.append(large) or large
     for run.step in range(6):
         run.branch = 0
         done.append(cache.answer([ONE], lambda: run.step * ONE)[1])
+    assert asked == [True] * 5, "as devices that share a model wait for each other's word"
     assert done == [1.0] * 6 and cache.advice() == "no step had a finite change" and cache.too_short() == ""
 
 
@@ -126,6 +128,17 @@ def test_branches_and_experts_remember_their_own():
         assert rule.reuse == rule.skips == expected
     assert rule.smallest == 1.0
     assert "smallest change was 1: try threshold=1.2" in rule.advice()
+
+
+def test_what_another_process_has_computed_is_no_advice():
+    """That would be a lower threshold than the one by which this one would have reused."""
+    rule = StepReuse(SamplerRun(3, [0.0] * 4), threshold=1.0)
+    rule.agree = lambda large: True
+    rule.decide(2.0)
+    assert not rule.outvoted and "threshold=2.4" in rule.advice()
+    rule.decide(0.5)
+    assert not rule.reuse and rule.smallest == 2.0
+    assert rule.advice().startswith("another process computed what this one would have reused")
 
 
 def test_nothing_seen_is_an_infinite_change():
