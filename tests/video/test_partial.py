@@ -242,6 +242,15 @@ def test_some_tokens_attend_with_the_mask_over_all_keys():
     assert keys.cache.nbytes() == 0 and not keys.masks
 
 
+def test_layers_that_are_spread_over_devices_have_the_mask_on_their_own():
+    attend, keys = torch.nn.functional.scaled_dot_product_attention, KeysValues(2)
+    with FakeTensorMode():
+        for subset, length in ((None, 4), (TokenSubset(torch.tensor([1, 3]), 4), 2)):
+            for layer, device in enumerate(("cuda:0", "cpu")):
+                x, mask = torch.zeros(1, 2, length, 4, device=device), torch.zeros(1, 1, 1, length, device=device)
+                assert keys.attend(layer, 0, subset, attend, (x, x, x), {"attn_mask": mask}).device == x.device
+
+
 @pytest.mark.parametrize(("kv", "bytes_each"), (("native", 4), ("fp8", 1), ("cpu", 4)))
 def test_keys_and_values_are_kept_as_asked_for(kv, bytes_each):
     keys, x = KeysValues(1, kv), noise(1, 2, 4, 4)

@@ -140,7 +140,8 @@ class KeysValues:
             if more.get("attn_mask") is not None:
                 if subset is None:
                     self.masks[branch] = more["attn_mask"]
-                more["attn_mask"] = self.masks[branch]  # some blocks build theirs for the tokens they see
+                # some blocks build theirs for the tokens they see; the layers may be spread over devices
+                more["attn_mask"] = self.masks[branch].to(query.device)
             result: torch.Tensor = function(query, key, value, *rest, **more)
             return result
 
