@@ -152,7 +152,7 @@ class Session(AcceleratedTarget, Generic[A]):
             stack.close()
 
     def remove(self) -> None:
-        """Leave the target exactly as it was, after a run that goes on. Calling it again does nothing."""
+        """Leave the target exactly as it was, after a run of the session that goes on; again, it does nothing."""
         with self.lock:
             self._removed = True
             if self._running:  # a callback of it asks: its end takes the methods off
