@@ -56,21 +56,23 @@ def context_group(denoiser: torch.nn.Module) -> Any:
     return None if config is None else config._flattened_mesh.get_group()
 
 
-def shared_meshes(denoiser: torch.nn.Module) -> list[Any]:
-    """The devices that have to run this denoiser together; none where one process does so alone.
+def shared_groups(denoiser: torch.nn.Module) -> dict[Any, str]:
+    """The process groups that have to run this denoiser together, and their kind of device.
 
-    They share its tokens (context parallelism), or its weights: tensor parallelism, or FSDP, which shards them.
+    They share its tokens (context parallelism), or its weights: tensor parallelism, or FSDP, which shards them. There
+    are none of a single process, and none of replicas, which exchange nothing in a forward pass.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return []
+        return {}
     from torch.distributed.tensor import DTensor
 
     split = getattr(getattr(denoiser, PARALLEL, None), "context_parallel_config", None)
-    sharded = next((weight for weight in denoiser.parameters() if isinstance(weight, DTensor)), None)
-    return [
-        *([] if split is None else [split._flattened_mesh]),
-        *([] if sharded is None else [sharded.device_mesh]),
-    ]
+    shared = [] if split is None else [(split._flattened_mesh, 0)]
+    for weight in denoiser.parameters():
+        if isinstance(weight, DTensor):
+            kinds = enumerate(weight.placements)
+            shared += [(weight.device_mesh, dim) for dim, placed in kinds if not placed.is_replicate()]
+    return {mesh.get_group(dim): mesh.device_type for mesh, dim in dict.fromkeys(shared) if mesh.size(dim) > 1}
 
 
 def execution_device(pipe: Any) -> torch.device:

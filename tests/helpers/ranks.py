@@ -110,6 +110,7 @@ def run(rank, world, port, folder):
     if world > 1:  # each draws something else, in steps that all of them compute or none
         pipe = sharded(LOADED["own"], world)
         refused["auto of weights"] = refusal(pipe, video.Auto())
+        refused["first of weights"] = refusal(pipe, video.FirstBlockCache())
         found["weights"] = drawn(pipe, video.EasyCache(threshold=0.1 if is_last else 0.2, warmup=3), seed=rank)
     told = {
         "computed": {name: computed for name, (_, computed) in found.items()},

@@ -12,6 +12,9 @@ import torch
 from diffusers import WanTransformer3DModel
 from diffusers.models import _modeling_parallel
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmaccel.video import private
 from mmaccel.video.families.context_parallel import agreed
@@ -72,6 +75,8 @@ def test_methods_that_look_between_the_layers_are_refused_by_name(found):
     assert not any(alone.refused.values())
     refused = found[2][0].refused
     assert all("measure in one process" in refused.pop(name) for name in ("auto", "auto of weights"))
+    told = refused.pop("first of weights")
+    assert "would each decide for themselves" in told and told.endswith("Use video.BlockCache")
     for name, told in refused.items():
         assert "context parallelism has split those of WanTransformer3DModel" in told, name
         assert "use video.HeterogeneousSteps or video.EasyCache" in told
@@ -98,6 +103,30 @@ def test_methods_by_which_processes_would_part_are_refused(found, world):
 
 def test_without_it_a_decision_stays():
     assert [agreed(torch.nn.Linear(1, 1), decision) for decision in (True, False)] == [True, False]
+
+
+def test_only_those_that_exchange_something_in_a_forward_decide_together():
+    """Not the replicas of hybrid sharding, and not a process by itself."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        first, second = (init_device_mesh("cpu", sizes) for sizes in ((2, 2), (4, 1)))
+
+        def groups(*places):
+            model = torch.nn.ParameterList(
+                DTensor.from_local(torch.ones(2, 2), mesh, placements, run_check=False) for mesh, placements in places
+            )
+            return private.shared_groups(model)
+
+        whole, rows, columns = Replicate(), Shard(0), Shard(1)
+        assert groups((first, (whole, rows))) == {first.get_group(1): "cpu"}
+        assert groups((first, (whole, whole)), (first, (columns, rows))) == dict.fromkeys(first.get_all_groups(), "cpu")
+        assert not groups((first, (whole, whole)), (second, (whole, rows)))
+        assert list(groups((second, (rows, columns)), (first, (whole, rows)))) == [
+            second.get_group(0),
+            first.get_group(1),
+        ]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_private_names_are_there():

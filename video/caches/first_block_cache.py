@@ -10,10 +10,12 @@ import torch
 from mmaccel.method import Advice
 from mmaccel.registry import register
 
+from ..private import shared_groups
 from .diffusers_cache import DiffusersCache, HookStepper
 
 NOT_HIDDEN_STATES = "its blocks' argument is not called `hidden_states`"
 ALTERNATING = "its blocks of space and time alternate, and lay the tokens out in two ways"
+APART = "the processes that run it together would each decide for themselves, and wait for each other"
 CONTROLLED = "what its control adds between the blocks is lost where the hook skips them"
 
 
@@ -75,6 +77,9 @@ class FirstBlockCache(DiffusersCache):
     threshold: float = 0.05
     warmup: int = 1
     cooldown: int = 0
+
+    def lacks(self, denoiser: torch.nn.Module) -> str:
+        return super().lacks(denoiser) or (APART if shared_groups(denoiser) else "")
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         from diffusers.hooks.first_block_cache import FirstBlockCacheConfig, apply_first_block_cache

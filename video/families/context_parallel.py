@@ -7,7 +7,7 @@ import torch.distributed
 
 from mmaccel.errors import UnsupportedTargetError
 
-from ..private import context_group, shared_meshes
+from ..private import context_group, shared_groups
 
 
 def refuse_split(denoisers: list[torch.nn.Module], method: str) -> None:
@@ -33,9 +33,8 @@ def agreed(denoiser: torch.nn.Module, decision: bool) -> bool:
     Where they share its tokens each would decide alike, but for rounding; where they share its weights alone, each may
     draw something else. If one computed a step and another did not, both would wait forever.
     """
-    for mesh in shared_meshes(denoiser):
-        told = torch.tensor([decision], dtype=torch.uint8, device=mesh.device_type)
-        for group in mesh.get_all_groups():
-            torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX, group=group)
+    for group, device in shared_groups(denoiser).items():
+        told = torch.tensor([decision], dtype=torch.uint8, device=device)
+        torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX, group=group)
         decision = bool(told.item())
     return decision

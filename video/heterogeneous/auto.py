@@ -26,7 +26,7 @@ from ..families.adapter import (
     PipelineSession,
     require_steps,
 )
-from ..private import execution_device, shared_meshes
+from ..private import execution_device, shared_groups
 from ..quality import NAME_IT, as_tensor, tensor_psnr
 from ..samplers import asked_steps, given_to
 from .first_call import IDLE, UNPICKED, PlainRuns, compare_once, is_idle
@@ -102,7 +102,7 @@ class Auto(DiffusionMethod):
 
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         require_steps(adapter, self.name)
-        if any(shared_meshes(denoiser) for denoiser in adapter.denoisers()):
+        if any(shared_groups(denoiser) for denoiser in adapter.denoisers()):
             raise UnsupportedTargetError(
                 f"{self.name} picks by time, and the devices that run the transformer together may each pick another"
                 " setting: measure in one process, save session.plan, and accelerate with that plan"
