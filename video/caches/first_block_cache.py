@@ -79,7 +79,7 @@ class FirstBlockCache(DiffusersCache):
     cooldown: int = 0
 
     def lacks(self, denoiser: torch.nn.Module) -> str:
-        return super().lacks(denoiser) or (APART if shared_groups(denoiser) else "")
+        return APART if shared_groups(denoiser) else super().lacks(denoiser)
 
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         from diffusers.hooks.first_block_cache import FirstBlockCacheConfig, apply_first_block_cache
