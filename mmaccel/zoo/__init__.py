@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from ..errors import SettingError, WeightsError, unknown_name
+from ..errors import SettingError, UnknownNameError, WeightsError, unknown_name
 from ..modality import Modality, modalities
 from .vocabulary import facts_of
 from .weights import no_foreign_code
@@ -128,7 +128,10 @@ def load(name: str | Path, folder: Path | str | None = None) -> Any:
     """
     own = like(name) or (name if isinstance(name, str) else None)
     if own is None:
-        raise unknown_name("zoo model", str(name), names())
+        raise UnknownNameError(
+            f"{name} is no folder of a zoo model that a recipe wrote; those of mmaccel are given as text: zoo.load("
+            f"{names()[0]!r})"
+        )
     module, here = _module(own), path(own) if own == name else Path(name)
     with no_foreign_code(here if folder is None else folder):
         return module.load(here if folder is None else Path(folder))
