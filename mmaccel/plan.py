@@ -207,7 +207,7 @@ def resolve(target: Any, *methods: Method | Plan, preset: str | None = None) -> 
     return Plan(tuple(chosen), family=adapter.family, why=why), adapter
 
 
-def modality_of(method: Method) -> str:
+def modality_of(method: Method | type[Method]) -> str:
     """The modality that a method is registered with."""
     return method.name.split(".")[0]
 

@@ -16,9 +16,9 @@ from mmaccel.bench.selection import role_of
 from mmaccel.comparison import results
 from mmaccel.demos.pages.readme_figures import processor
 from mmaccel.errors import WeightsError
+from mmaccel.vlm.bench.text import TOLERANCE
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
-LOSS = 0.97  # of the plain speed; what is above counts as no loss
 INTRO = """
 The benchmarks of {names} in their short form on another maker's processor, beside the committed rows of {first}, which
 have more samples: of what both measured, by `python -m mmaccel.demos.pages.other_processor`. A speed-up is against the
@@ -106,7 +106,7 @@ def _told(rows: list[dict[str, Any]], first: str, second: str) -> str:
         f" the least reaches {shares[0]:.0%}, the most {shares[-1]:.0%}."
     ]
     for fast, slow, where in (("beside", "speedup", second), ("speedup", "beside", first)):
-        lost = [row for row in ours if row[fast] >= 1 / LOSS and row[slow] < LOSS]
+        lost = [row for row in ours if row[fast] >= 1 / TOLERANCE and row[slow] < TOLERANCE]
         found = ", ".join(f"{row['label']} ({row[slow]:.2f}x)" for row in lost)
         lines.append(f"- Faster than the plain model on the other, and slower on {where}: {found or 'none'}.")
     return "\n".join(lines)

@@ -24,7 +24,7 @@ from ..adapter import adapters, find_adapter
 from ..errors import ActiveSessionError, UnknownNameError
 from ..method import Method
 from ..modality import Modality, get_modality
-from ..plan import Plan, plan
+from ..plan import Plan, modality_of, plan
 from ..session import Session, accelerate
 from .snapshot import snapshot
 
@@ -131,7 +131,7 @@ def check_method(method: type[Method], thorough: bool = True) -> None:
         Names the clause and the model family.
     """
     check_settings(method)
-    modality, claimed = method.name.partition(".")[0], _claimed(method)
+    modality, claimed = modality_of(method), _claimed(method)
     known = examples(modality)
     missing = ", ".join(sorted(claimed - {example.adapter_family for example in known}))
     assert not missing, f"{method.name} claims {missing}: add a model of it to mmaccel.{modality}.examples"
@@ -147,7 +147,7 @@ def _claimed(method: type[Method]) -> frozenset[str]:
     """The families that a method says it works on; all of its modality where it names none."""
     if method.families is not None:
         return method.families
-    own = (adapter for adapter in adapters() if adapter.modality == method.name.partition(".")[0])
+    own = (adapter for adapter in adapters() if adapter.modality == modality_of(method))
     return frozenset(adapter.family for adapter in own if not adapter.exclusive)
 
 

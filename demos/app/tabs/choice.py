@@ -9,6 +9,7 @@ from typing import Any
 from mmaccel.cli.model_arguments import parse_method
 from mmaccel.errors import SettingError
 from mmaccel.method import Method
+from mmaccel.plan import modality_of
 
 from ..limits import Limits, number
 
@@ -62,7 +63,7 @@ class Choice:
 
     def parts(self) -> list[str]:
         """The parts of mmaccel that :meth:`python` names."""
-        return sorted({method.name.split(".")[0] for method in self.methods})
+        return sorted({modality_of(method) for method in self.methods})
 
 
 def _own_method(text: str) -> Method:

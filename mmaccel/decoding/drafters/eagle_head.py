@@ -102,7 +102,7 @@ class EagleHead(nn.Module):
             self.output = whole if drafts_all else whole[self.draft_tokens]
         assert self.embedding is not None and self.output is not None
         self.embedding, self.output = self.embedding.to(*at), self.output.to(*at)
-        self._shared = _is(self.embedding, model.get_input_embeddings().weight), _is(self.output, weight)
+        self._shared = _is_same(self.embedding, model.get_input_embeddings().weight), _is_same(self.output, weight)
         self._at = at
         return self
 
@@ -158,7 +158,7 @@ class EagleHead(nn.Module):
         return functional.linear(hidden if self.config.norm_output else self.norm(hidden), self.output)
 
 
-def _is(matrix: Tensor, weight: Any) -> bool:
+def _is_same(matrix: Tensor, weight: Any) -> bool:
     """Whether a matrix is the model's weight, and no copy of it."""
     return private.is_plain(weight) and matrix.data_ptr() == weight.data_ptr()
 
