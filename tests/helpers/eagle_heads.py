@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from mmaccel.decoding.drafters.eagle_head import EagleHead
+from mmaccel.decoding.drafters.heads.eagle_head import EagleHead
 
 VOCABULARY = 32  # tokens that can be drafted
 

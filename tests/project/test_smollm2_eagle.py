@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmaccel
 from mmaccel import zoo
-from mmaccel.decoding.drafters.eagle_weights import load_head
+from mmaccel.decoding.drafters.heads.eagle_weights import load_head
 from mmaccel.demos.training.eagle import data, train
 from mmaccel.demos.training.eagle.card import card
 from mmaccel.demos.training.eagle.save import save

@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
 import mmaccel
-from mmaccel.decoding.drafters import assistant, eagle_steps
+from mmaccel.decoding.drafters import assistant
 from mmaccel.decoding.drafters.assistant import AssistantCost
-from mmaccel.decoding.drafters.eagle_guesses import EagleGuesses
-from mmaccel.decoding.drafters.eagle_steps import HeadSteps
-from mmaccel.decoding.drafters.eagle_weights import load_head
+from mmaccel.decoding.drafters.heads import steps as head_steps
+from mmaccel.decoding.drafters.heads.eagle_weights import load_head
+from mmaccel.decoding.drafters.heads.guesses import HeadGuesses
+from mmaccel.decoding.drafters.heads.steps import HeadSteps
 from mmaccel.decoding.drafters.pass_cost import PassCost
 from mmaccel.decoding.drafters.steps import together
 from mmaccel.errors import SettingError, UnsupportedTargetError, WeightsError
@@ -53,7 +54,7 @@ def test_what_it_is_told_are_the_hidden_states_of_the_text(make, batch, pad, tmp
     made = make()
     model = made[0] if isinstance(made, tuple) else made
     path, given = eagle_heads.write(tmp_path, model, reads=(1, 2, 3)), call(batch, pad)
-    monkeypatch.setattr(EagleGuesses, "learn", _told(EagleGuesses.learn, told := {}))
+    monkeypatch.setattr(HeadGuesses, "learn", _told(HeadGuesses.learn, told := {}))
     with mmaccel.accelerate(model, EagleDraft(head=path, always=True)) as fast:
         texts = fast.generate(**given)
         assert fast.report.details["accepted"]
@@ -105,7 +106,7 @@ def test_guesses_along_a_tree_are_those_of_each_path_read_alone(llama, tmp_path,
 @pytest.mark.parametrize("window", (None, 9))
 def test_guesses_for_the_texts_of_a_batch_are_those_for_each_alone(llama, head, window, monkeypatch):
     """Of prompts of other lengths, where one waits for a pass and another begins again; each step serves all rows."""
-    monkeypatch.setattr(eagle_steps, "CHUNK", 8)
+    monkeypatch.setattr(head_steps, "CHUNK", 8)
     found = load_head(head, llama).double()
     found.embedding, found.output, found.config.window = found.embedding.double(), found.output.double(), window
     steps = HeadSteps(found, always(), rows=3)
@@ -146,7 +147,7 @@ class Row:
         self.text = torch.randint(4, 60, (40,), generator=generator).tolist()
         self.states = torch.randn(45, 3 * 32, generator=generator).double()
         self.steps, self.number, self.parts, self.known = steps, number, list(parts), 0
-        self.guesses = EagleGuesses(steps, self.take, row=number)
+        self.guesses = HeadGuesses(steps, self.take, row=number)
         self.guesses.begin(self.text[:prompt])
 
     def take(self):
@@ -190,7 +191,7 @@ def alone(head, states, text, path):
 
 
 def test_only_tokens_of_the_draft_vocabulary_are_guessed(llama, head):
-    guesses = EagleGuesses(HeadSteps(load_head(head, llama), always()), lambda: torch.randn(3, 96))
+    guesses = HeadGuesses(HeadSteps(load_head(head, llama), always()), lambda: torch.randn(3, 96))
     guesses.begin([5, 6, 7])
     assert guesses.root() is None, "nothing was read yet"
     guesses.learn([8], (), ())
@@ -253,7 +254,7 @@ def test_a_window_is_that_of_the_mask(llama, tmp_path):
     text, states = list(range(4, 30)), torch.randn(26, 96, generator=torch.Generator().manual_seed(3))
     seen = []
     for head, first in ((narrow, 0), (narrow, 20), (load_head(eagle_heads.write(tmp_path, llama), llama), 0)):
-        guesses = EagleGuesses(HeadSteps(head, always()), lambda first=first: states[first:25])
+        guesses = HeadGuesses(HeadSteps(head, always()), lambda first=first: states[first:25])
         guesses.begin(text[:25])
         guesses.learn(text[25:], (), ())
         (_, _, behind), *_ = guesses.guesses(guesses.root())
@@ -297,7 +298,7 @@ def test_each_row_is_asked_again_and_what_was_not_read_is_bounded(llama, head, m
     monkeypatch.setattr(AssistantCost, "pays", lambda self, share, place=0.0: False)
     monkeypatch.setattr(assistant, "AGAIN", 8)
     rows = []
-    monkeypatch.setattr(EagleGuesses, "_read", _counting(EagleGuesses._read, rows))
+    monkeypatch.setattr(HeadGuesses, "_read", _counting(HeadGuesses._read, rows))
     with mmaccel.accelerate(llama, EagleDraft(head=head)) as fast:
         fast.generate(**call(4))
     assert set(rows) == {0, 1, 2, 3}
@@ -309,7 +310,7 @@ def _counting(read, rows):
 
 def test_a_long_read_is_no_step_and_the_likeliest_token_is_read_to_have_one(llama, head):
     cost = always()
-    guesses = EagleGuesses(HeadSteps(load_head(head, llama), cost), lambda: torch.randn(40, 96))
+    guesses = HeadGuesses(HeadSteps(load_head(head, llama), cost), lambda: torch.randn(40, 96))
     guesses.begin(list(range(4, 44)))
     guesses.learn([5], (), ())
     list(guesses.guesses(guesses.root()))
@@ -329,7 +330,7 @@ def test_a_compiled_model_tells_nothing_and_the_report_says_so(head):
 
 def test_nothing_stays_on_the_model_where_drafting_fails(head, monkeypatch):
     model = examples.llama(num_hidden_layers=4)[0]
-    monkeypatch.setattr(EagleGuesses, "begin", lambda *_: 1 / 0)
+    monkeypatch.setattr(HeadGuesses, "begin", lambda *_: 1 / 0)
     with mmaccel.accelerate(model, EagleDraft(head=head)) as fast, pytest.raises(ZeroDivisionError):
         fast.generate(**call())
     assert not any(module._forward_pre_hooks for module in model.modules())

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from mmaccel.decoding.drafters.eagle_head import layers_read
+from mmaccel.decoding.drafters.heads.eagle_head import layers_read
 from mmaccel.vlm.bench.language_texts import KINDS, text_of
 
 from ..checkpoint import write

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from mmaccel.decoding.drafters.eagle_head import EagleHead
+from mmaccel.decoding.drafters.heads.eagle_head import EagleHead
 
 
 def save(head: EagleHead, folder: Path, facts: dict[str, object]) -> None:

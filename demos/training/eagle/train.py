@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig
 
-from mmaccel.decoding.drafters.eagle_head import EagleHead, layers_read
+from mmaccel.decoding.drafters.heads.eagle_head import EagleHead, layers_read
 from mmaccel.vlm.bench.language_tasks import load
 
 from ..optimizer import optimizers_of

@@ -13,9 +13,9 @@ from ..generation import Call
 from .acceptance import Acceptance
 from .assistant import EXPECTED as ASSISTANT
 from .draft_method import DraftMethod
-from .eagle_guesses import EXPECTED as HEADED
 from .given_text import EXPECTED as GIVEN
 from .grown_draft import GrownDrafter
+from .heads.guesses import EXPECTED as HEADED
 from .pass_cost import PassCost
 from .sources import EXPECTED, REMEMBER, Source, Successors, successors_bytes
 

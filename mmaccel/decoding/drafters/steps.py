@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from .eagle_steps import HeadStep, HeadSteps
+    from .heads.steps import HeadStep, HeadSteps
 
 T = TypeVar("T")
 Waiting = Generator["HeadStep", None, T]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ..dice import Dice
-from ..loop import clock
-from ..matching import Likely, likeliest_of
-from .assistant import AssistantCost
-from .eagle_head import EagleHead
-from .sources import LEVELS
+from ...dice import Dice
+from ...loop import clock
+from ...matching import Likely, likeliest_of
+from ..assistant import AssistantCost
+from ..sources import LEVELS
+from .draft_head import DraftHead
 
 FOLLOW = 8  # tokens that may follow one, the likeliest
 CHUNK = 1024  # tokens of a prompt that are read at once
@@ -78,14 +78,13 @@ class HeadSteps:
 
     def __init__(
         self,
-        head: EagleHead,
+        head: DraftHead,
         cost: AssistantCost,
         rows: int = 1,
         forbidden: Container[int] = (),
         dice: Dice | None = None,
     ) -> None:
         self.head, self.cost, self.rows, self.forbidden, self.dice = head, cost, rows, forbidden, dice
-        self.drafted = head.draft_tokens.tolist()
         self._now = clock(head.device)  # as the passes that it is weighed against are timed
         self._cache = DynamicCache()  # its layers keep everything: a window is the mask's
         self._held = torch.empty(rows, 0, dtype=torch.long)  # positions `[B, M]` of the texts' columns; -1 for none
@@ -179,7 +178,7 @@ class HeadSteps:
         logits = self.head.logits(hidden)
         if self.dice is None:
             (rows,) = likeliest_of(logits[None], FOLLOW)
-            found = [[(self.drafted[number], share) for number, share in row] for row in rows]
+            found = [[(self.head.drafted[number], share) for number, share in row] for row in rows]
         else:
             whole = logits.new_full((len(logits), self.dice.size), -torch.inf)
             whole = whole.index_copy(1, self.head.draft_tokens, logits)

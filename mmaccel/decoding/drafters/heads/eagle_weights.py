@@ -13,7 +13,8 @@ from transformers.utils.hub import cached_file
 
 from mmaccel.errors import UnsupportedTargetError, WeightsError
 
-from .eagle_head import KINDS, EagleHead, dense, layers_read
+from .draft_head import dense
+from .eagle_head import KINDS, EagleHead, layers_read
 
 TO_SAFE = (
     "; if it is published as pytorch_model.bin alone, which may run code and is not read, write that once as"
@@ -64,7 +65,8 @@ def load_head(path: str, model: Any) -> EagleHead:
     head.load_state_dict({name: weights[name] for name in shapes}, assign=True)
     head.draft_tokens, head.embedding, head.output = shift + torch.arange(len(shift)), embedding, output
     _check(path, head, model)
-    return head.eval().requires_grad_(False).beside(model)
+    head.eval().requires_grad_(False).beside(model)
+    return head
 
 
 def _check(path: str, head: EagleHead, model: Any) -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..matching import Likely
-from .assistant import FEW
-from .eagle_steps import HeadStep, HeadSteps
-from .sources import LEVELS, Context, CostlySource, Guess, State
-from .steps import Waiting, together
+from ...matching import Likely
+from ..assistant import FEW
+from ..sources import LEVELS, Context, CostlySource, Guess, State
+from ..steps import Waiting, together
+from .steps import HeadStep, HeadSteps
 
 Path = tuple[int, ...]
 EXPECTED: dict[Hashable, float] = {
@@ -43,7 +43,7 @@ class ReadPath:
     share: float
 
 
-class EagleGuesses(CostlySource):
+class HeadGuesses(CostlySource):
     """What the head of a model would write, token by token, as a tree.
 
     Parameters

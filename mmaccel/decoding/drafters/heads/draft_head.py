@@ -1,0 +1,128 @@
+"""What all heads have that draft for a model: its embedding, its output, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import DynamicCache, PretrainedConfig
+
+from mmaccel import private
+
+
+class DraftHead(nn.Module):
+    """Predict the token after a given one, from it and the hidden state of the token before.
+
+    Hidden states of the model, `[B, N, F]`, are joined by :meth:`join`; afterwards the head's own `[B, N, H]` stand in
+    for those of tokens that the model has not read.
+
+    Parameters
+    ----------
+    config
+        With the `window` of tokens that is attended to (None for all), and the `layers_read` of the model.
+    draft_tokens
+        How many tokens can be drafted, by default the first ones.
+
+    Attributes
+    ----------
+    embedding, output, draft_tokens
+        Of the tokens `[V, H]`, of those that can be drafted `[D, H]`, and which of the vocabulary these are `[D]`; no
+        part of the state. Embedding and output are None until :meth:`beside`, where they are the model's own.
+    """
+
+    fc: nn.Linear
+    rotary_emb: nn.Module
+
+    def __init__(self, config: PretrainedConfig, draft_tokens: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding: Tensor | None = None
+        self.output: Tensor | None = None
+        self.draft_tokens = torch.arange(draft_tokens)
+        self.drafted: list[int] = []  # the same, for many look-ups
+        self._borrows: tuple[bool, bool] | None = None  # embedding and output, from the model
+        self._shared = False, False  # embedding and output, with the model: the same memory
+        self._at: tuple[torch.device, torch.dtype] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.fc.weight.device
+
+    def rotary(self, model: Any) -> nn.Module:
+        """Rotary embeddings, on any device."""
+        raise TypeError(f"{type(self).__name__} does not say how tokens are turned")  # pragma: no cover
+
+    def beside(self, model: Any) -> DraftHead:
+        """The head on the device and in the type of the model it drafts for, which may have moved."""
+        weight = model.get_output_embeddings().weight
+        at = weight.device, model.dtype
+        if self._at == at:
+            return self
+        self._borrows = self._borrows or (self.embedding is None, self.output is None)
+        self.rotary_emb = nn.Identity()
+        self.to(*at)
+        self.rotary_emb = self.rotary(model).to(weight.device)  # whose frequencies stay in float32
+        self.draft_tokens = self.draft_tokens.to(weight.device)
+        if self._borrows[0]:
+            self.embedding = dense(model.get_input_embeddings().weight)
+        if self._borrows[1]:
+            whole = dense(weight)
+            drafts_all = torch.equal(self.draft_tokens, torch.arange(len(whole), device=weight.device))
+            self.output = whole if drafts_all else whole[self.draft_tokens]
+        assert self.embedding is not None and self.output is not None
+        self.embedding, self.output = self.embedding.to(*at), self.output.to(*at)
+        self._shared = _is_same(self.embedding, model.get_input_embeddings().weight), _is_same(self.output, weight)
+        self.drafted = self.draft_tokens.tolist()
+        self._at = at
+        return self
+
+    @property
+    def bytes(self) -> int:
+        """Of all that is not the model's own."""
+        assert self.embedding is not None and self.output is not None
+        both = zip((self.embedding, self.output), self._shared, strict=True)
+        own = sum(matrix.nbytes for matrix, is_shared in both if not is_shared)
+        return own + sum(value.nbytes for value in self.parameters())
+
+    def join(self, states: Tensor) -> Tensor:
+        """Hidden states of the model `[B, N, F]` as one of the head's own, `[B, N, H]`."""
+        raise TypeError(f"{type(self).__name__} does not say what it reads")  # pragma: no cover
+
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, places: Tensor, mask: Tensor | None, cache: DynamicCache
+    ) -> Tensor:
+        """The head's states `[B, N, H]` for each token and the state before it.
+
+        Parameters
+        ----------
+        tokens, hidden, places
+            `[B, N]`, `[B, N, H]` of the tokens before, and their positions `[B, N]`.
+        mask
+            `[B, 1, N, M]`, which of the places that the cache then holds are seen; None for all, of one token a row.
+        cache
+            Gets the keys and values.
+        """
+        raise TypeError(f"{type(self).__name__} does not say what it computes")  # pragma: no cover
+
+    def embedded(self, tokens: Tensor, like: Tensor) -> Tensor:
+        """Embeddings `[B, N, H]` of tokens, in the type of another tensor."""
+        assert self.embedding is not None
+        return functional.embedding(tokens, self.embedding).to(like.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of the tokens that can be drafted, `[..., D]`."""
+        assert self.output is not None
+        return functional.linear(hidden, self.output)
+
+
+def _is_same(matrix: Tensor, weight: Any) -> bool:
+    """Whether a matrix is the model's weight, and no copy of it."""
+    return private.is_plain(weight) and matrix.data_ptr() == weight.data_ptr()
+
+
+def dense(weight: Any) -> Tensor:
+    """The values of a weight, gathered where processes hold parts; of a quantized one, few operations are known."""
+    weight = (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
+    return weight if type(weight).dequantize is Tensor.dequantize else weight.dequantize()
