@@ -8,17 +8,16 @@ from typing import Any, ClassVar
 
 from mmaccel.decoding.drafters.heads.eagle_head import EagleHead
 from mmaccel.decoding.drafters.heads.eagle_weights import configuration, load_head
-from mmaccel.decoding.drafters.heads.head_method import HeadMethod
-from mmaccel.method import Advice
+from mmaccel.method import Advice, Held
 from mmaccel.registry import register
-from mmaccel.report import Report
 
 from .fused_draft import FusedDraft
+from .head_draft import HeadDraft, require_readable
 
 
 @register("vlm")
 @dataclass(frozen=True)
-class EagleDraft(HeadMethod, FusedDraft):
+class EagleDraft(HeadDraft):
     """Draft with an EAGLE-3 head that was trained for the model (Li et al., 2025), beside repeats and recycled tokens.
 
     Heads are published for many models, such as ``AngelSlim/Qwen3-4B_eagle3`` for Qwen3-4B; one is a layer of a few per
@@ -65,6 +64,8 @@ class EagleDraft(HeadMethod, FusedDraft):
         "Nothing in quality; the memory of the head and its cache, and up to 35 MB for what is learned.",
     )
 
+    without: ClassVar[str] = 'no head guesses: name one, as in EagleDraft(head="AngelSlim/Qwen3-4B_eagle3")'
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(isinstance(self.head, str), "head", "a folder or a repository of the Hub")
@@ -74,21 +75,16 @@ class EagleDraft(HeadMethod, FusedDraft):
         """Whether there is a head."""
         return bool(self.head)
 
-    @property
-    def has_head(self) -> bool:
-        return bool(self.head)
+    def held(self) -> tuple[Held, ...]:
+        """What :class:`FusedDraft` learns, and the head."""
+        return super().held() if self.head else FusedDraft.held(self)
 
     def require_fit(self, model: Any) -> None:
         """Refuse a model that the head was not trained for."""
         super().require_fit(model)
         if self.head:
+            require_readable(model)
             configuration(fspath(self.head), model)
 
-    def load(self, model: Any) -> EagleHead:
-        return load_head(fspath(self.head), model)
-
-    def tell(self, report: Report, given: Any) -> None:
-        """Say where no head was named."""
-        super().tell(report, given)
-        if not self.head:
-            report.warnings.append('no head guesses: name one, as in EagleDraft(head="AngelSlim/Qwen3-4B_eagle3")')
+    def load(self, model: Any) -> EagleHead | None:
+        return load_head(fspath(self.head), model) if self.head else None
