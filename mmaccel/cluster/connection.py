@@ -67,6 +67,12 @@ def module() -> Any:
     return required("ray", '--ray needs Ray: pip install "mmaccel[ray]"')
 
 
+def serve_module() -> Any:
+    """The module `ray.serve`; raises a `MissingExtraError` if Ray was installed without what it needs."""
+    module()
+    return required("ray.serve", '--ray needs Ray Serve: pip install "mmaccel[ray]"')
+
+
 def _check(address: str) -> None:
     """Raise in a few seconds where nobody listens; Ray itself would try for a minute."""
     if address == "auto" and STARTED.is_file():  # one that has ended is still noted there

@@ -23,7 +23,7 @@ from ..serve.app import ServerLimits
 from ..serve.endpoint import PATIENCE, Endpoint, status_of
 from ..serve.metrics import Metrics
 from ..serve.worker import Worker
-from .connection import connected, count_of, ended_early, lost, needs_of, work_in
+from .connection import connected, count_of, ended_early, lost, needs_of, serve_module, work_in
 from .forwarding import RemoteEndpoint
 from .streams import FarConnection, Inboxes, Said
 
@@ -127,13 +127,14 @@ def replicated(
 
     Raises
     ------
+    MissingExtraError
+        If Ray Serve is not installed.
     SettingError
         If there is no cluster, it is too small, or a GPU was chosen by its number.
     """
     needs = needs_of(arguments.device)
+    serve = serve_module()
     with connected(address) as ray:
-        from ray import serve
-
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells every step
         count_of(ray, most, needs, "--replicas")
         running = 2 * limits.batch  # of a replica: one batch runs, and the next one gathers

@@ -188,6 +188,13 @@ def test_without_ray_it_says_what_to_install_and_begins_nothing(monkeypatch, tmp
     assert "--ray needs Ray" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+def test_ray_without_what_its_server_needs_is_told_before_a_cluster_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **_: pytest.fail("started")))
+    monkeypatch.setitem(sys.modules, "ray.serve", None)
+    with pytest.raises(MissingExtraError, match=r'needs Ray Serve: pip install "mmaccel\[ray\]"'):
+        connection.serve_module()
+
+
 DRIVER = """
 import sys
 from pathlib import Path
