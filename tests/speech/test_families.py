@@ -89,6 +89,15 @@ def test_a_language_model_beside_the_recogniser_is_not_left_out_in_silence():
         StreamingRecognizer(model, with_one)
 
 
+@pytest.mark.parametrize("part", ("tokenizer", "feature_extractor"))
+def test_a_part_of_a_processor_is_no_processor(part):
+    """A tokenizer has a `decoder` too, which is no language model."""
+    model, processor = build("Qwen3ASRForConditionalGeneration")
+    given = getattr(processor, part)
+    with pytest.raises(SettingError, match=f"{type(given).__name__} is a part of a processor: pass all of it"):
+        StreamingRecognizer(model, given)
+
+
 @pytest.mark.parametrize("name", RUN)
 def test_what_the_table_says_is_so(name):
     assert tried(name) == TABLE[name]
