@@ -184,6 +184,20 @@ def test_a_look_ahead_changes_nothing(name):
     assert any(isinstance(event, Partial) and event.stable for event in events)
 
 
+@pytest.mark.parametrize(
+    "name", ["KyutaiSpeechToTextForConditionalGeneration", "VoxtralRealtimeForConditionalGeneration"]
+)
+def test_passes_of_all_frames_are_counted(name):
+    """Also those of the silence that each look puts behind the audio."""
+    found, passes = recognizer(name), []
+    found.adapter.target.register_forward_hook(lambda *_: passes.append(1))
+    with found.stream() as stream:
+        for piece in recording().split(8000):
+            stream.push(piece)
+        stream.finish()
+    assert stream.stats.decoder_calls == len(passes) > 2 * stream.stats.partial_decodes > 2
+
+
 @pytest.mark.parametrize("name", ["NemotronAsrStreamingForRNNT", "VoxtralRealtimeForConditionalGeneration"])
 def test_an_error_in_the_middle_of_a_frame_loses_no_audio(name, monkeypatch):
     found, samples = recognizer(name), recording()
