@@ -42,8 +42,8 @@ class EndpointPolicy(Checked, ABC):
     longest
         Seconds after which a segment is cut at its quietest place; default 15.
     threshold
-        Likelihood from which a frame is speech; speech ends 0.15 below it, so that it does not flicker. Default 0.5, as
-        in Silero.
+        Likelihood from which a frame is speech; speech ends 0.15 below it, but never below 0.01, so that it does not
+        flicker. Default 0.5; all of it as in Silero.
     padding
         Seconds of audio before the speech that belong to the segment; default 0.3.
     tail
@@ -63,6 +63,7 @@ class EndpointPolicy(Checked, ABC):
     tail: float = 0.19
 
     HYSTERESIS: ClassVar[float] = 0.15
+    LEAST: ClassVar[float] = 0.01
 
     def __post_init__(self) -> None:
         self._require(is_number(self.silence, 0.1, 10), "silence", "between 0.1 and 10 seconds, such as 0.5")
@@ -76,6 +77,11 @@ class EndpointPolicy(Checked, ABC):
         """The same detector with segments that end elsewhere; the tail is no longer than the silence."""
         most = self.longest if longest is None else longest
         return replace(self, silence=silence, longest=most, tail=min(self.tail, silence))
+
+    @property
+    def lower_threshold(self) -> float:
+        """Likelihood from which a frame behind speech is still speech."""
+        return max(self.threshold - self.HYSTERESIS, self.LEAST)
 
     @abstractmethod
     def listen(self) -> VoiceActivityDetector:

@@ -72,6 +72,7 @@ class GrowingAudio:
         """
         if len(samples) < self._stream.samples:
             self.reset()
+        before = getattr(self._stream, "passes", 0)  # which streams of tokens count
         try:
             new = self._stream.push(samples[self._stream.samples :])
             self._frames = new if self._frames is None else torch.cat([self._frames, new], 1)
@@ -79,4 +80,5 @@ class GrowingAudio:
         except BaseException:  # half a push may be lost: the next call hears all of it again
             self.reset()
             raise
-        return Encoded(states, len(samples) / self.adapter.sample_rate)
+        passes = getattr(self._stream, "passes", 1) - before
+        return Encoded(states, len(samples) / self.adapter.sample_rate, passes)

@@ -133,7 +133,7 @@ def without_pauses(recording: Recording, endpoint: EndpointPolicy, kept: float =
     """A recording whose pauses are shortened to `kept` seconds, so that none ends a segment."""
     frames = torch.cat([recording.samples, torch.zeros(-len(recording.samples) % FRAME)]).split(FRAME)
     listener, half = endpoint.listen(), max(1, round(kept * RATE / FRAME / 2))
-    speech = [listener(frame) >= endpoint.threshold - endpoint.HYSTERESIS for frame in frames]
+    speech = [listener(frame) >= endpoint.lower_threshold for frame in frames]
     near = [any(speech[max(0, place - half) : place + half + 1]) for place in range(len(frames))]
     samples = torch.cat([frame for frame, stays in zip(frames, near, strict=True) if stays])
     return replace(recording, samples=samples, words=())

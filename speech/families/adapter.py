@@ -47,10 +47,13 @@ class Encoded:
         (:class:`~mmaccel.speech.families.timed.TimedAdapter`).
     seconds
         Length of the audio, without padding.
+    passes
+        Where these are tokens, passes of the model that drew them; default 1.
     """
 
     hidden_states: torch.Tensor
     seconds: float
+    passes: int = 1
 
 
 class Passes(Protocol):

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+from transformers import FeatureExtractionMixin, PreTrainedTokenizerBase
 
 from mmaccel.adapter import adapters, instead_of, similar_classes
 from mmaccel.errors import SettingError, UnsupportedTargetError
@@ -70,6 +71,11 @@ def adapter_of(model: Any, processor: Any) -> SpeechAdapter:
     if adapter.processor is None:
         raise SettingError(
             "no processor: pass the model's own, as in"
+            " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
+        )
+    if isinstance(adapter.processor, FeatureExtractionMixin | PreTrainedTokenizerBase):
+        raise SettingError(
+            f"{type(adapter.processor).__name__} is a part of a processor: pass all of it, as in"
             " speech.StreamingRecognizer(model, AutoProcessor.from_pretrained(...))"
         )
     if getattr(adapter.processor, "decoder", None) is not None:

@@ -29,11 +29,13 @@ class FrameStream(ABC):
     ----------
     samples
         Samples taken in.
+    passes
+        Of the language model, those of :meth:`peek` included.
     """
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
-        self.samples = self._drawn = 0
+        self.samples = self.passes = self._drawn = 0
         self._ended = False
         self._marks = set(processor.tokenizer.all_special_ids)
         self._caches: dict[str, Any] = {}
@@ -48,7 +50,9 @@ class FrameStream(ABC):
     def peek(self) -> torch.Tensor:
         """The tokens `[1, t, 3]` that would follow if the audio ended now; the stream goes on as before."""
         other = self._ahead()
-        return as_states(other._hear(torch.zeros(self._silence(), device="cpu")))
+        found = other._hear(torch.zeros(self._silence(), device="cpu"))
+        self.passes = other.passes
+        return as_states(found)
 
     def _ahead(self) -> FrameStream:
         other = copy.copy(self)
@@ -67,6 +71,7 @@ class FrameStream(ABC):
         """The likeliest token, and as a list of one, or none where it is no text."""
         token = int(logits[0, -1].argmax())
         self._drawn += 1
+        self.passes += 1
         ends = self.model.generation_config.eos_token_id
         self._ended |= token in (ends if isinstance(ends, list | tuple) else [ends])
         if self._ended or token in self._marks:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from mmaccel.errors import SettingError, shown
+
 AUTO = "auto"  # the language that asks the model which one it hears
 
 
 def language_code(language: str) -> str:
     """``"de"`` for ``"german"``, ``"de-DE"`` or ``"<|de|>"``; what names no language stays.
 
+    `SettingError` if it is no text.
+
     Examples
     --------
     >>> language_code("German"), language_code("pt-BR"), language_code("xx")
     ('de', 'pt', 'xx')
     """
+    if not isinstance(language, str):
+        raise SettingError(f"language={shown(language)}: give one, such as 'de', or 'auto' for the one that is heard")
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # brings the tokenizers along
 
     name = language.lower().strip("<|>")

@@ -59,7 +59,7 @@ class TimedAdapter(SpeechAdapter):
         cache: CrossCache | None = None,
         gathering: Gathering | None = None,
     ) -> Hypothesis:
-        return Hypothesis(tuple(encoded.hidden_states[0, :, 0].tolist()), 1, True)
+        return Hypothesis(tuple(encoded.hidden_states[0, :, 0].tolist()), encoded.passes, True)
 
     def prompt(self, context: str = "") -> list[int]:
         return []

@@ -85,6 +85,7 @@ WHEELS = {
         },
         "whisper",
         ("WhisperForConditionalGeneration", "WhisperProcessor"),
+        revision=2,
     ),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ TASKS = ("transcribe", "translate")
 MULTILINGUAL_VOCABULARY = 51_865  # tokens of the smallest of OpenAI's multilingual models; English ones have one less
 MULTILINGUAL_TOKENS_PER_SECOND = 40.0  # a guard against loops that no language comes near
 FRAME_SAMPLES = 160  # of the log-mel spectrogram, 10 ms
+MARK = re.compile(r"<\|[^|>]*\|>")  # such as a language's, which the tokenizer finds in any text
 
 
 @register_adapter
@@ -96,6 +98,8 @@ class WhisperAdapter(EncoderDecoderAdapter):
     def _check_hint(self, prompt: str) -> None:
         if prompt.strip() and getattr(self.target.generation_config, "prev_sot_token_id", None) is None:
             raise SettingError(f"prompt={shown(prompt)}: this Whisper's generation_config has no prev_sot_token_id")
+        if found := MARK.search(prompt):
+            raise SettingError(f"prompt={shown(prompt)}: {found[0]} is a mark of Whisper's and no word, leave it out")
         foreign = [letter for letter in prompt if letter.isalpha() and "LATIN" not in unicodedata.name(letter, "")]
         if foreign and not self._is_multilingual:
             raise SettingError(
@@ -191,12 +195,12 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return [*self._before(context), self._start(), *marks, *([] if silent is None else [silent])]
 
     def _before(self, context: str) -> list[int]:
-        """At most half of what the decoder has positions for: the hint, and the end of the text before."""
+        """At most half of what the decoder has positions for: the end of the hint, and that of the text before."""
         mark = getattr(self.target.generation_config, "prev_sot_token_id", None)
         if mark is None or not (self.hint or context.strip()):
             return []
         room = self.target.config.max_target_positions // 2 - 1
-        hint = self._ids(self.hint)[:room]
+        hint = self._last_ids(self.hint, room)
         told = [*hint, *self._last_ids(context, room - len(hint))]
         return [mark, *told] if told else []
 

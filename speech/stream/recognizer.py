@@ -69,8 +69,8 @@ class StreamingRecognizer:
     language, task, prompt
         For models that can be told, such as a multilingual Whisper: a language such as ``"de"`` or ``"german"``
         (``"auto"``: each segment in the one that it is heard in, which its final tells), ``"transcribe"`` or
-        ``"translate"`` (into English), and names or rare words that may occur. Default None: language and task are
-        those that the checkpoint's `generation_config` asks for, and else each segment's own, transcribed.
+        ``"translate"`` (into English), and names or rare words that may occur (Whisper reads the last 223 tokens).
+        Default None: language and task of the checkpoint's `generation_config`, or each segment's own, transcribed.
     timer
         The clock for computing time; default `time.perf_counter`. `time.process_time` gives CPU seconds.
 

@@ -94,7 +94,7 @@ class Segmenter:
             return self._wait(likelihood)
         spoke = self.speech_end == self.position - FRAME
         resumed: list[Task] = []
-        if likelihood >= self.policy.threshold - (self.policy.HYSTERESIS if spoke else 0.0):
+        if likelihood >= (self.policy.lower_threshold if spoke else self.policy.threshold):
             self.speech_end = self.position
             resumed, self._settled = ([Resume()] if self._settled else []), False
         return resumed + (self._end() or self._look())
@@ -108,7 +108,7 @@ class Segmenter:
         return [Cut(start, end, min(self.speech_end, total), False)]
 
     def _wait(self, likelihood: float) -> list[Task]:
-        threshold = self.policy.threshold - (self.policy.HYSTERESIS if self._onset else 0.0)
+        threshold = self.policy.lower_threshold if self._onset else self.policy.threshold
         self._onset = self._onset + 1 if likelihood >= threshold else 0
         if self._onset == self.ONSET:
             self._begin()

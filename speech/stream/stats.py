@@ -78,8 +78,9 @@ class StreamStats:
     partial_decodes, finals
         Hypotheses on the way, and segments.
     decoder_calls, tokens, accepted
-        Passes of the decoder for hypotheses, what policies and languages that are heard ask of it included; tokens,
-        and those of them from drafts. One more pass for each final finds the times of its words.
+        Passes of the decoder for hypotheses, what policies and languages that are heard ask of it included (with CTC
+        and of transducers one each); tokens, and those of them from drafts. One more pass for each final finds the
+        times of its words, where tokens do not tell them.
     words, committed, retracted
         Words of finals, words promised in partials, and promised words that their final does not have.
     first_partial

@@ -18,7 +18,7 @@ from mmaccel.method import Checked, is_count, is_number
 from ..families.adapter import Word
 from .balanced import balanced
 from .events import Final
-from .units import behind, ends_sentence, joined_text, units
+from .units import behind, ends_sentence, joined_text, unbroken, units
 
 LONGEST_PAUSE = 1.0  # seconds between words of one subtitle
 
@@ -35,6 +35,8 @@ class Cue:
 @dataclass(frozen=True)
 class SubtitleLayout(Checked):
     """How subtitles are cut (defaults: the BBC's and Netflix's guidelines for English, 2024).
+
+    Those for Chinese are 16 characters of a line, and 9 a second.
 
     Parameters
     ----------
@@ -92,8 +94,8 @@ class SubtitleLayout(Checked):
     def _parts(self, text: str) -> list[str]:
         """What lines are made of: words with the space before, characters of scripts without spaces, and words that
         are longer than a line in pieces."""
-        found = []
-        for unit in units(" ".join(text.split())):
+        found, said = [], units(" ".join(text.split()))
+        for unit in ("".join(said[slice(*span)]) for span in unbroken(said)):
             word = unit.strip()
             first = unit[: len(unit) - len(word) + self.width]
             rest = word[self.width :]
@@ -114,7 +116,7 @@ def cues(segments: Iterable[Final], layout: SubtitleLayout | None = None) -> lis
     [('Try again.',), ('Fail', 'again.')]
     """
     layout = layout or SubtitleLayout()
-    groups = [group for segment in segments for group in _groups(_spaced(segment), layout)]
+    groups = [group for segment in segments for group in _groups(_with_marks(_spaced(segment)), layout)]
     made = [Cue(group[0].start, group[-1].end, tuple(layout.wrap(_join(group)))) for group in groups]
     starts = [*(cue.start for cue in made), math.inf]
     return [_in_time(cue, following, layout) for cue, following in zip(made, starts[1:], strict=False)]
@@ -139,6 +141,12 @@ def _spaced(segment: Final) -> list[Word]:
     if len(texts) != len(segment.words):
         texts = [behind(*pair) for pair in pairwise(["", *(word.text.strip() for word in segment.words)])]
     return [replace(word, text=text) for word, text in zip(segment.words, texts, strict=True)]
+
+
+def _with_marks(words: Sequence[Word]) -> list[Word]:
+    """Words together with marks that stand apart from them, and must not begin a line."""
+    parts = [words[slice(*span)] for span in unbroken([word.text for word in words])]
+    return [Word("".join(word.text for word in part), part[0].start, part[-1].end) for part in parts]
 
 
 def _join(words: Sequence[Word]) -> str:

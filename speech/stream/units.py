@@ -18,7 +18,12 @@ _UNIT = re.compile(rf"\s*(?:[{_NO_SPACES}][^\s\w]*|[^\s{_NO_SPACES}]+)")
 _UNSPACED = re.compile(f"[{_NO_SPACES}]")
 _SOLID = re.compile(f"[{_NEVER}]")
 # A mark that ends a sentence, with what may close behind it; three dots are one that is broken off.
-_SENTENCE = re.compile(r"(?<!\.\.)[.?!\u3002\uff1f\uff01\u0964\u061f][\"'\u2019\u201d\u00bb\u300d)\]]*\s*$")
+_ENDS = ".?!\u3002\uff1f\uff01\u0964\u061f\u06d4\u0589\u1362\u104b\u17d4"
+_CLOSES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u2039\u203a\u300b\u300d\u300f\uff09)\\]"  # German: with 201c or 00ab
+_SENTENCE = re.compile(rf"(?<!\.\.)[{_ENDS}](?:[{_CLOSES}]|\s[\u00bb\u203a])*\s*$")
+# Units that are marks alone, as French has them behind and before a space.
+_CLOSING = re.compile(r"\s*[?!:;%\u20ac\u00bb\u203a]+[^\s\w]*")
+_OPENING = re.compile(r"\s*[\u00ab\u2039]+")
 
 
 def units(text: str) -> list[str]:
@@ -108,6 +113,23 @@ def ends_sentence(text: str) -> bool:
     (True, False, False)
     """
     return _SENTENCE.search(text) is not None
+
+
+def unbroken(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Spans of units that stay on one line: a mark behind a space, as in French, and the word that it belongs to.
+
+    Examples
+    --------
+    >>> unbroken(["\u00ab", " Encore", " une", " fois", " !", " \u00bb", " dit", " -il"])
+    [(0, 2), (2, 3), (3, 6), (6, 7), (7, 8)]
+    """
+    found: list[tuple[int, int]] = []
+    for place, text in enumerate(texts):
+        if found and (_CLOSING.fullmatch(text) or _OPENING.fullmatch(texts[place - 1])):
+            found[-1] = found[-1][0], place + 1
+        else:
+            found.append((place, place + 1))
+    return found
 
 
 def last_words(text: str, characters: int) -> str:

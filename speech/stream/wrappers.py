@@ -15,6 +15,8 @@ from ..audio.audio import copied
 from .events import Event
 from .stream import SpeechStream
 
+BEHIND = 0.15  # seconds of sound that wait: the time of a look, and no sign of a machine that is too slow
+
 
 async def stream_events(stream: SpeechStream, chunks: AsyncIterable[Any]) -> AsyncIterator[Event]:
     """Events of an async source of chunks; the model runs in a thread, the event loop goes on.
@@ -51,8 +53,8 @@ async def stream_events(stream: SpeechStream, chunks: AsyncIterable[Any]) -> Asy
 class BackgroundStream:
     """Recognise in a thread: `push` returns at once, and events go to a callback there.
 
-    When chunks have to wait, because the machine is busy, hypotheses on the way are left out until the stream has
-    caught up: lag does not grow. Finals do not depend on it.
+    Where more than one chunk has to wait, and more than 0.15 s of sound, because the machine is busy, hypotheses on the
+    way are left out until the stream has caught up: lag does not grow. Finals do not depend on it.
 
     Parameters
     ----------
@@ -135,14 +137,21 @@ class BackgroundStream:
             raise self._errors.get()
 
     def _run(self) -> None:
+        count = 0
         while (item := self._chunks.get()) is not None:
             if not self._dropped:
                 chunk, sample_rate = item
-                behind = self._chunks.qsize() > 1
+                behind = self._is_behind(count)
+                count += 1
                 self._outlive(lambda: self.stream.push(chunk, sample_rate, partials=not behind))  # noqa: B023
         if not self._dropped:
             self._outlive(self.stream.finish)
         self.stream.close()
+
+    def _is_behind(self, count: int) -> bool:
+        """Whether more than a moment waits, by the mean length of the `count` chunks before."""
+        waiting = self._chunks.qsize()
+        return waiting > 1 and (not count or waiting * self.stream.time / count > BEHIND)
 
     def _outlive(self, step: Callable[[], list[Event]]) -> None:
         """Deliver, and empty the queue from then on whatever happens: nobody waits for a thread that has ended."""

@@ -128,6 +128,7 @@ def _tokenizer(data: dict[str, Any]) -> Any:
     moved = [mark for mark in ordered if tokenizer.convert_tokens_to_ids(mark) != marks[mark]]
     if moved:
         raise WeightsError(f"the tokenizer's marks got other ids, such as {moved[0]}")
+    tokenizer.pad_token = tokenizer.eos_token  # as OpenAI's: pipelines want one for batches
     return tokenizer
 
 

@@ -409,6 +409,26 @@ def test_an_error_between_ends_the_recording(noted, monkeypatch):
     assert browser.answer["over"] and browser.listening.over and len(told) == 1 and "No speech" in browser.page
 
 
+@pytest.mark.parametrize("how", ("error", "stop"))
+def test_what_was_said_before_an_end_that_nobody_asked_for_is_offered(noted, monkeypatch, how):
+    monkeypatch.setattr(gr, "Warning", lambda *_, **__: None)
+    browser = Browser(frame := Frame())
+    browser.listening.words.take([speech.Final("Try again.", (), 0.0, 1.0)])
+    noted.fail = RuntimeError("secret") if how == "error" else None
+    noted.go_on.set()
+    browser.send(np.zeros(800))
+    if how == "error":
+        wait(lambda: browser.listening._error)
+    else:
+        wait(lambda: noted.pushed)
+        frame.stop(types.SimpleNamespace(session_hash="a"))
+    browser.send(np.zeros(800))
+    assert browser.answer["over"]
+    values = browser.end()
+    assert "Try again." in values[0] and values[1]["visible"] and "all words" not in values[0]
+    assert list(browser.microphone.finish(browser.listening)) == [], "once"
+
+
 def test_the_visitor_is_told_where_a_recording_ends(noted, monkeypatch):
     told = []
     monkeypatch.setattr(gr, "Info", told.append)

@@ -142,4 +142,6 @@ def test_an_end_on_a_terminal_is_no_longer_grey(monkeypatch):
 def test_ends_of_sentences():
     told = {"Try.": True, "Try?”": True, "Try!)": True, "\u4f60\u597d\u3002": True, "Try. ": True}
     told |= {"": False, "Try": False, "Try,": False, "Try...": False, "Try..": True, "Try\u2026": False, ".": True}
+    told |= {"Oui ! \u00bb": True, "Oui \u00bb": False, "\u201eNein.\u201c": True, "\u00bbNein.\u00ab": True}
+    told |= {f"\u0627{end}": True for end in "\u06d4\u0589\u1362\u104b\u17d4"}  # of Urdu, Amharic, Khmer and others
     assert {text: ends_sentence(text) for text in told} == told

@@ -159,6 +159,15 @@ def test_a_flicker_between_the_thresholds_goes_on():
     assert feed(segmenter, [0.4] * 30) == [] and segmenter.start is None
 
 
+@pytest.mark.parametrize("threshold", (0.05, 0.15))
+def test_silence_ends_speech_at_a_low_threshold_too(threshold):
+    """The lower one would be none, and every silence speech."""
+    segmenter = Segmenter(EnergyEndpoint(threshold=threshold, silence=0.5, padding=0.0, tail=0.0), None)
+    (cut,) = feed(segmenter, [1] * 5 + [0.009] * 16)
+    assert cut == Cut(0, 5 * FRAME, 5 * FRAME, True)
+    assert feed(segmenter, [threshold] + [0.009] * 30) == [] and segmenter.start is None, "and begins none"
+
+
 def test_no_sample_is_in_two_segments():
     """Where the padding of the next speech reaches into what the segment before has already."""
     segmenter = Segmenter(EnergyEndpoint(silence=0.5, padding=0.5, tail=0.5), None)

@@ -89,6 +89,15 @@ def test_a_language_model_beside_the_recogniser_is_not_left_out_in_silence():
         StreamingRecognizer(model, with_one)
 
 
+@pytest.mark.parametrize("part", ("tokenizer", "feature_extractor"))
+def test_a_part_of_a_processor_is_no_processor(part):
+    """A tokenizer has a `decoder` too, which is no language model."""
+    model, processor = build("Qwen3ASRForConditionalGeneration")
+    given = getattr(processor, part)
+    with pytest.raises(SettingError, match=f"{type(given).__name__} is a part of a processor: pass all of it"):
+        StreamingRecognizer(model, given)
+
+
 @pytest.mark.parametrize("name", RUN)
 def test_what_the_table_says_is_so(name):
     assert tried(name) == TABLE[name]
@@ -173,6 +182,20 @@ def test_a_look_ahead_changes_nothing(name):
     assert torch.equal(audio.encode(samples).hidden_states, found.adapter.encode(samples).hidden_states)
     events = streamed(found, recording(), 4000, 0.5)
     assert any(isinstance(event, Partial) and event.stable for event in events)
+
+
+@pytest.mark.parametrize(
+    "name", ["KyutaiSpeechToTextForConditionalGeneration", "VoxtralRealtimeForConditionalGeneration"]
+)
+def test_passes_of_all_frames_are_counted(name):
+    """Also those of the silence that each look puts behind the audio."""
+    found, passes = recognizer(name), []
+    found.adapter.target.register_forward_hook(lambda *_: passes.append(1))
+    with found.stream() as stream:
+        for piece in recording().split(8000):
+            stream.push(piece)
+        stream.finish()
+    assert stream.stats.decoder_calls == len(passes) > 2 * stream.stats.partial_decodes > 2
 
 
 @pytest.mark.parametrize("name", ["NemotronAsrStreamingForRNNT", "VoxtralRealtimeForConditionalGeneration"])

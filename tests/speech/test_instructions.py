@@ -1,6 +1,7 @@
 """Language, task and prompt: what a multilingual Whisper is told, and who cannot be told."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -43,6 +44,25 @@ def test_what_it_is_told_stands_before_the_text(multilingual):
     assert multilingual.prompt("w7") == [55, *hint, *last, 1, 51, 53, 60]
     long = multilingual.prompt("w9 " * 200 + "w7")
     assert long[:3] == [55, *hint] and long[-5:] == [*last, 1, 51, 53, 60] and len(long) == 96 // 2 + 4
+
+
+def test_of_a_long_prompt_the_last_words_are_read(multilingual):
+    """As OpenAI's Whisper and transformers have it, whose clients send the text before."""
+    multilingual.instruct("de", prompt="w3 " * 60 + "w5 w7")
+    last = multilingual.processor.tokenizer(" w5 w7", add_special_tokens=False).input_ids
+    assert len(multilingual.prompt()) == 96 // 2 + 4 and multilingual.prompt()[-6:] == [*last, 1, 51, 52, 60]
+
+
+@pytest.mark.parametrize("mark", ("<|startoftranscript|>", "<|de|>", "<|0.00|>"))
+def test_a_mark_is_no_word_of_a_prompt(multilingual, mark):
+    """The tokenizer makes a mark of it, and the language that is heard would be written behind the wrong start."""
+    with pytest.raises(SettingError, match=rf"prompt='w3 {re.escape(mark)} w5': {re.escape(mark)} is a mark"):
+        multilingual.instruct(prompt=f"w3 {mark} w5")
+
+
+def test_several_languages_are_none(multilingual):
+    with pytest.raises(SettingError, match=r"language=\['de', 'en'\]: give one.*'auto'"):
+        multilingual.instruct(["de", "en"])
 
 
 @pytest.mark.parametrize("told", (("de", "transcribe", ""), ("en", "translate", ""), ("de", "translate", "w3 w5")))

@@ -862,11 +862,15 @@ def in_background():
 
 
 class SlowStream:
-    """A stream whose first push waits until it is let go; notes what it is given."""
+    """A stream whose first push waits until it is let go; notes what it is given, in chunks of so many seconds."""
 
-    def __init__(self):
+    def __init__(self, seconds=1.0):
         self.begun, self.go_on = threading.Event(), threading.Event()
-        self.pushed, self.ended = [], []
+        self.pushed, self.ended, self.seconds = [], [], seconds
+
+    @property
+    def time(self):
+        return self.seconds * len(self.pushed)
 
     def push(self, chunk, sample_rate=None, partials=True):
         self.pushed.append((chunk, sample_rate, partials))
@@ -954,6 +958,19 @@ def test_a_thread_is_behind_where_more_than_one_waits(in_background):
     background.finish()
     assert stream.pushed == [(1, None, True), (2, None, False), (3, None, False), (4, None, True)]
     assert events == [1, 2, 3, 4] and stream.ended == ["finish", "close"]
+
+
+def test_a_thread_is_not_behind_where_a_moment_waits(in_background):
+    """Calls come in chunks of 20 ms: several wait behind each look, and the next pause is still told early."""
+    stream = SlowStream(seconds=0.02)
+    background = in_background(stream, print)
+    background.push(1)
+    assert stream.begun.wait(10)
+    for chunk in range(2, 13):
+        background.push(chunk)
+    let_go_at_join(background)
+    background.finish()
+    assert [partials for *_, partials in stream.pushed] == [True, *[False] * 4, *[True] * 7], "0.16 s and more is late"
 
 
 @pytest.mark.parametrize("end", ("close", "exit"))

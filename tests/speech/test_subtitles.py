@@ -54,6 +54,18 @@ def test_sentences_and_pauses_part_subtitles():
     assert [cue.lines for cue in cues([paused])] == [("one",), ("two",)]
 
 
+def test_a_mark_behind_a_space_stays_with_its_word():
+    """As French has them: no line begins with one, or ends with a quote that opens."""
+    text = "Il a dit : \u00ab Je viens demain ! \u00bb Et toi ?"
+    assert [cue.lines[0] for cue in cues([said(text)])] == [text[:-9], text[-8:]], "two sentences"
+    for width in range(10, 30):
+        for segment in (said(text), Final(text, (), 0.0, 4.0)):
+            shown = cues([segment], SubtitleLayout(width=width))
+            lines = [line for cue in shown for line in cue.lines]
+            assert " ".join(lines) == text and max(map(len, lines)) <= width
+            assert not any(line[0] in ":!?\u00bb" or line[-1] == "\u00ab" for line in lines)
+
+
 def test_lines_are_of_about_the_same_length():
     (cue,) = cues([said("there are about forty five characters in this", pace=0.2)])
     assert len(cue.lines) == 2 and abs(len(cue.lines[0]) - len(cue.lines[1])) <= 8

@@ -297,6 +297,13 @@ def test_moonshine_has_the_tokenizer_of_its_authors(tmp_path):
     assert tokenizer.decode([1, 32_000, 18_274, 2], skip_special_tokens=True) == "Ever"
 
 
+def test_whisper_has_padding_for_batches():
+    """As OpenAI's tokenizer: pipelines of transformers take no batch without."""
+    file = whisper_weights.Path(_wheel("whisper-tiny.en")) / "model/tokenizer.json"
+    tokenizer = whisper_weights._tokenizer(json.loads(file.read_text(encoding="utf-8")))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 50_256
+
+
 def test_a_file_of_another_ctranslate2_model(tmp_path):
     file = tmp_path / "model.bin"
     file.write_bytes(struct.pack("<IH", 6, 16) + b"TransformerSpec\0")

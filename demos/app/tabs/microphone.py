@@ -55,8 +55,8 @@ class Listening:
         Of sound that came; how often the browser was answered.
     stats
         Of the stream; None before it began.
-    over
-        Whether it has ended: what comes later is dropped.
+    over, told
+        Whether it has ended: what comes later is dropped; and whether the visitor was given all of it.
     run
         Tells how long it took to load the model.
     """
@@ -65,7 +65,8 @@ class Listening:
         self, load: Callable[[Run, SpeechRequest], speech.StreamingRecognizer], request: SpeechRequest, most: float
     ) -> None:
         self.request, self.most, self.seconds, self.answers = request, most, 0.0, 0
-        self.words, self.over, self.run = LiveWords(), False, Run()
+        self.words, self.run = LiveWords(), Run()
+        self.over = self.told = False
         self.stats: StreamStats | None = None
         self._load, self._error = load, list[Exception]()
         self._chunks: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
@@ -183,11 +184,13 @@ class Microphone:
         return _answer(listening), gr.skip() if listening.stats is None else listening.words.page(listening.over)
 
     def finish(self, listening: Listening | None) -> Iterator[list[Any]]:
-        """A visitor stops speaking."""
-        if listening is None or listening.over:
+        """A visitor stops speaking, or was stopped, by an error too: what was said until then is theirs."""
+        if listening is None or listening.told or (listening.over and not listening.words.finals):
             return
-        with readable():
-            listening.finish()
+        listening.told = True
+        if not listening.over:
+            with readable():
+                listening.finish()
         code = speech_code(listening.request, self.frame.models)
         yield self.ended(listening.words, listening.run, str(listening.stats), code)
 
