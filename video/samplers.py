@@ -59,14 +59,14 @@ def _made_steps(scheduler: Any, end: Any) -> int:
 
 def levels_of(scheduler: Any) -> list[float]:
     """Noise levels of the steps, and the end of the last one; for other samplers shares of time."""
-    timesteps, sigmas = scheduler.timesteps, getattr(scheduler, "sigmas", None)
+    timesteps, sigmas = torch.as_tensor(scheduler.timesteps).tolist(), getattr(scheduler, "sigmas", None)
     if is_flow(scheduler) and sigmas is not None and len(sigmas) == len(timesteps) + 1:
-        return [float(sigma) for sigma in sigmas]
+        return [float(sigma) for sigma in torch.as_tensor(sigmas).tolist()]  # all at once: they may be on a GPU
     trained = getattr(scheduler.config, "num_train_timesteps", None)
     if trained is None:  # Wuerstchen's time runs from 1 to 0, where no step begins
         return [float(t) for t in timesteps]
-    is_share = float(timesteps.min()) >= 0 and float(timesteps.max()) <= 1  # as of Stable Audio
-    return [*(float(t) / (1 if is_share else trained) for t in timesteps), 0.0]
+    is_share = min(timesteps) >= 0 and max(timesteps) <= 1  # as of Stable Audio
+    return [*(t / (1 if is_share else trained) for t in timesteps), 0.0]
 
 
 def given_to(pipe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

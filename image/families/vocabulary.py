@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,14 +45,14 @@ class VocabularyTask(ImageTask):
         if is_plain_linear(head):
             # Only the image codes: the text vocabulary is several times larger, and never sampled here.
             bias = None if head.bias is None else head.bias[codes]
-            return skinny_linear(hidden, self._code_rows(head.weight, codes), bias)
+            return skinny_linear(hidden, head.weight[codes if self._code_rows is None else self._code_rows], bias)
         return head(hidden)[..., codes]
 
-    def _code_rows(self, weight: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        first, last = int(codes[0]), int(codes[-1])
-        if last - first + 1 == len(codes):
-            return weight[first : last + 1]  # a view
-        return weight[codes]
+    @cached_property
+    def _code_rows(self) -> slice | None:
+        """The rows of the codes in a weight where they are one behind the other, and so a view; read back once."""
+        first, last = int(self.ids[0]), int(self.ids[self.codes - 1])
+        return slice(first, last + 1) if last - first + 1 == self.codes else None
 
     def noise(self, generator: torch.Generator | None) -> torch.Tensor:
         # the model's own generate samples over all it could say, text included

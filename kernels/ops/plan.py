@@ -142,7 +142,8 @@ class BlockPlan:
         """The boolean table of blocks `[B, H, rows, columns]`."""
         heads = self.n_full.shape[:2]
         counts = self.row_ptr.diff(dim=-1).flatten().long()
-        row = torch.repeat_interleave(torch.arange(counts.numel(), device=self.col.device), counts)
+        row = torch.arange(counts.numel(), device=self.col.device)
+        row = row.repeat_interleave(counts, output_size=self.col.numel())  # a size that is not told is read back
         table = torch.zeros(counts.numel(), self.columns, dtype=torch.bool, device=self.col.device)
         table[row, self.col.long()] = True
         return table.view(*heads, self.rows, self.columns)

@@ -69,7 +69,7 @@ def _round(runs: list[Callable[[], object]], device: torch.device) -> tuple[list
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type in ("cuda", "xpu"):
+        torch.get_device_module(device).synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()

@@ -27,8 +27,8 @@ def work(x: torch.Tensor) -> torch.Tensor:
 
 
 def exact(x: torch.Tensor) -> torch.Tensor:
-    """A tensor in float64, so that long sums still tell light entries apart; Apple's GPUs have float32 at most."""
-    return x.float() if x.device.type == "mps" else x.double()
+    """A tensor in float64, so that long sums still tell light entries apart; in float32 on GPUs that may lack it."""
+    return x.float() if x.device.type in ("mps", "xpu") else x.double()
 
 
 def head_scores(q: torch.Tensor, k: torch.Tensor, scale: float | None = None) -> torch.Tensor:

@@ -205,9 +205,10 @@ class GeneratedTexts:
     def _aligned(self, logits: torch.Tensor, count: int) -> torch.Tensor:
         """Of a pass `[B, M, V]` what belongs to the last token of each text and to its draft, `count` in all."""
         before = logits.shape[1] - self._end - 1
-        firsts = logits.new_tensor([before + text.ids.shape[1] for text in self.texts], dtype=torch.long)
-        if len(self.texts) == 1:
-            return logits[:, int(firsts) :]
+        lengths = [text.ids.shape[1] for text in self.texts]
+        if len(lengths) == 1:
+            return logits[:, before + lengths[0] :]
+        firsts = before + torch.tensor(lengths, device=logits.device)
         places = (firsts[:, None] + torch.arange(count, device=logits.device)).clamp(0, logits.shape[1] - 1)
         return logits.gather(1, places[..., None].expand(-1, -1, logits.shape[2]))
 

@@ -125,7 +125,7 @@ def _row(
 
 
 def _chosen(merged: torch.Tensor, relevance: torch.Tensor, count: int) -> list[int]:
-    if merged.device.type == "mps":  # which has no float64
+    if merged.device.type in ("mps", "xpu"):  # which may have no float64
         merged, relevance = merged.cpu(), relevance.cpu()
     unit = torch.nn.functional.normalize(merged.detach().double(), dim=-1)
     relevance = relevance.double() / relevance.double().max().clamp_min(torch.finfo(torch.float64).tiny)

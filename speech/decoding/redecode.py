@@ -155,9 +155,13 @@ class _Text:
         return self.passes.logits(self.ids)
 
     def judge(self, output: torch.Tensor, draft: Draft) -> Verdict:
-        for place, row in enumerate(output[0]):
+        rows, done = output[0], len(self.tokens)
+        # neighbours of which the same is banned at once: each write sends its tokens to the device
+        for banned, same in itertools.groupby(range(len(rows)), lambda place: self.adapter.banned(done + place)):
+            places = list(same)
             # as `generate`, which takes no notice of tokens that a smaller vocabulary does not have
-            row[[token for token in self.adapter.banned(len(self.tokens) + place) if token < len(row)]] = -torch.inf
+            if known := [token for token in banned if token < rows.shape[1]]:
+                rows[places[0] : places[-1] + 1, known] = -torch.inf
         chosen: list[int] = output[0].argmax(-1).tolist()
         return match(draft, lambda node: (chosen[node + 1], chosen[node + 1] in self.adapter.end_tokens))
 

@@ -1,10 +1,11 @@
-"""Parts of a model on several devices: what is computed on one is brought to where it is needed.
+"""Parts of a model on several devices: what is computed on one is brought to where it is needed, and no more.
 
 Tensors of the meta device hold nothing, and tell where they are.
 """
 
 import pytest
 import torch
+from tensor_calls import TensorCalls
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmaccel.adapter import find_adapter
@@ -65,3 +66,13 @@ def test_a_layer_writes_to_slots_on_its_own_device():
     with Indices() as seen:
         keys, _ = cache.layers[1].update(states, states)
     assert keys.is_meta and keys.shape == (2, 2, 6, 8) and seen.devices == {META}
+
+
+def test_which_ids_are_codes_is_read_once():
+    """Not in each pass, in which a GPU would be waited for."""
+    task, hidden = task_of("emu3"), torch.zeros(2, 1, examples.TEXT["hidden_size"])
+    with TensorCalls() as calls:
+        task.head(hidden)
+        first = calls.reads
+        task.head(hidden)
+    assert calls.reads == first

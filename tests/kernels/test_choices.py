@@ -86,7 +86,7 @@ def test_an_accelerator_leaves_the_processor_idle(monkeypatch):
     assert timing.fastest([clock.run(0, *[(1, 0.0)] * calls)], torch.device("meta")).quiet
 
 
-@pytest.mark.parametrize("kind", ("cuda", "mps"))
+@pytest.mark.parametrize("kind", ("cuda", "mps", "xpu"))
 def test_an_accelerator_is_waited_for_before_each_look_at_the_clock(monkeypatch, kind):
     waited, clock = [], Clock(monkeypatch)
     monkeypatch.setattr(f"torch.{kind}.synchronize", lambda *_: waited.append(kind))

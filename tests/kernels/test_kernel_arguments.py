@@ -226,6 +226,7 @@ def test_a_plan_says_what_it_holds():
     assert plan.density == 0.5 and plan.rows == 2 and plan.columns == 3
     again = BlockPlan.from_mask(plan.mask(), q_len=64, kv_len=96, block_m=32, block_n=32, causal=True)
     assert again.mask().tolist() == plan.mask().tolist() and again.n_full.tolist() == [[[1, 1]]]
+    assert plan.to("meta").mask().is_meta, "no value is read back"
     moved = plan.to("meta")
     assert {x.device.type for x in (moved.row_ptr, moved.col, moved.n_full)} == {"meta"} and moved.rows == 2
     whole = torch.ones(1, 2, 1, 6).bool()

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from apple_gpu import MPS, AppleGpu
+from apple_gpu import MPS, AppleGpu, IntelGpu
 
 from mmaccel import kernels
 from mmaccel.kernels import BlockPlan, policies
@@ -69,11 +69,11 @@ def test_budget_anchors_and_visibility(name, causal, shape):
     assert (mask == visible).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_gpu_without_float64_reads_the_same_blocks(name):
+@pytest.mark.parametrize(("name", "gpu"), itertools.product(NAMES, (AppleGpu, IntelGpu)))
+def test_a_gpu_without_float64_reads_the_same_blocks(name, gpu):
     q, k = draw(queries=72, keys=150)
     expected = run(name, q, k, 0.4).mask()
-    with AppleGpu():
+    with gpu():
         found = run(name, q, k, 0.4).mask()
     assert torch.equal(found, expected)
 

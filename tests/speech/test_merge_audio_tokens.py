@@ -17,7 +17,7 @@ from mmaccel.errors import SettingError
 from mmaccel.plan import Plan
 from mmaccel.session import Session
 from mmaccel.speech.decoding import merge_audio_tokens
-from mmaccel.speech.decoding.audio_tokens import greedy_map, merge_tokens, similar_runs
+from mmaccel.speech.decoding.audio_tokens import _chosen, greedy_map, merge_tokens, similar_runs
 from mmaccel.speech.decoding.merge_audio_tokens import MergeAudioTokens, _Received
 
 
@@ -92,6 +92,22 @@ def test_keep_bounds_the_number_and_chooses_the_telling():
     merged = merge_tokens(features, importance, keep=0.25, threshold=1.0)
     assert merged.first[0].tolist() == telling and torch.equal(merged.features[0], features[0, telling])
     assert merge_tokens(features, importance, keep=0.01).features.shape == (1, 1, 32)
+
+
+@pytest.mark.parametrize("kind", ("mps", "xpu"))
+def test_a_gpu_without_float64_chooses_the_same(kind):
+    class Narrow(torch.Tensor):
+        device = torch.device(kind)
+
+        def cpu(self):
+            return self.as_subclass(torch.Tensor)
+
+        def double(self):
+            raise TypeError
+
+    merged, relevance = random(9, 4), random(9, seed=1).abs()
+    there = (x.as_subclass(Narrow) for x in (merged, relevance))
+    assert _chosen(*there, 3) == _chosen(merged, relevance, 3)
 
 
 def test_of_two_that_are_alike_one_is_chosen():

@@ -3,6 +3,7 @@
 import pytest
 import tiny_recognisers
 import torch
+from tensor_calls import TensorCalls
 from tiny_recognisers import END, START
 
 from mmaccel.decoding import match
@@ -231,3 +232,11 @@ def test_realignment_counts():
     assert run([*words[:10], *words[30:]], words) <= 1 + 21 + 3  # nothing fits until words 30 and 31 are there
     assert run([99] * 60, words) == 60
     assert run([], words) == 60
+
+
+def test_what_is_banned_of_many_places_is_written_at_once():
+    """A GPU gets the tokens with each write."""
+    case = Case("whisper")
+    with TensorCalls() as calls:
+        found = case.decode(case.greedy)
+    assert found.forwards == 1 and calls.counts["__setitem__"] < len(case.greedy) // 2

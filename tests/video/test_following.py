@@ -9,6 +9,7 @@ import pytest
 import sampled_models
 import torch
 from PIL import Image
+from tensor_calls import TensorCalls
 from transformers import (
     CLIPImageProcessorPil,
     CLIPVisionConfig,
@@ -209,6 +210,16 @@ def test_levels_are_those_of_the_sampler():
         assert levels_of(scheduler) == [*(float(t) / 1000 for t in scheduler.timesteps), 0.0]
     audio = SimpleNamespace(config=scheduler.config, timesteps=torch.tensor([0.9999, 0.9998, 0.4]))
     assert levels_of(audio) == [*audio.timesteps.tolist(), 0.0], "which are shares already"
+
+
+@pytest.mark.parametrize("sampler", ("FlowMatchEulerDiscreteScheduler", "DDIMScheduler"))
+def test_levels_are_read_back_at_once(sampler):
+    """Not one by one, each of which would wait for a GPU that holds them."""
+    scheduler = getattr(diffusers, sampler)()
+    scheduler.set_timesteps(20)
+    with TensorCalls() as calls:
+        levels_of(scheduler)
+    assert calls.reads <= 2
 
 
 HEUNS = (

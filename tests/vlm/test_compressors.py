@@ -449,6 +449,7 @@ def test_stretches():
     assert top_of_stretches(torch.tensor([1.0, 1, 1, 1, 1]), 2).tolist() == [0, 3]
     assert top_of_stretches(torch.arange(5.0), 5).tolist() == [0, 1, 2, 3, 4]
     assert top_of_stretches(torch.arange(5.0), 0).tolist() == []
+    assert top_of_stretches(torch.zeros(5, device="meta"), 2).shape == (2,), "no value is read back"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -3,6 +3,7 @@
 import copy
 import threading
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from draft_models import (
     recurrent_gemma,
 )
 from noted_streamer import NotedStreamer
+from tensor_calls import TensorCalls
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     DeepseekV4ForCausalLM,
@@ -41,6 +43,7 @@ from transformers.generation import utils
 
 import mmaccel
 from mmaccel.decoding.generated_text import copied
+from mmaccel.decoding.generated_texts import GeneratedTexts
 from mmaccel.decoding.passes import slots
 from mmaccel.decoding.passes.rollback import can_go_back
 from mmaccel.vlm import (
@@ -740,3 +743,12 @@ def test_processors_remember_their_row_alone(llama, method):
     assert not torch.equal(plain, llama.generate(**call(3, 5)))
     with mmaccel.accelerate(llama, method) as fast:
         assert torch.equal(fast.generate(**given), plain)
+
+
+def test_where_one_text_is_in_a_pass_is_no_matter_of_the_gpu():
+    """It would be asked in every pass."""
+    texts = SimpleNamespace(_end=9, texts=[SimpleNamespace(ids=torch.zeros(1, 8))])
+    logits = torch.randn(1, 3, 5)
+    with TensorCalls() as calls:
+        found = GeneratedTexts._aligned(texts, logits, 2)
+    assert torch.equal(found, logits[:, 1:]) and not calls.reads and not calls.counts["new_tensor"]

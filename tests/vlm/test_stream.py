@@ -4,12 +4,14 @@ import copy
 import itertools
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
 from PIL import Image
+from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, GenerationConfig
 
 from mmaccel import vlm
@@ -23,7 +25,7 @@ from mmaccel.vlm.stream import video_stream
 from mmaccel.vlm.stream.stream_cache import HEAD, StreamCache
 from mmaccel.vlm.stream.streaming_compression import History
 from mmaccel.vlm.stream.token_memory import FrameTokens, TokenMemory
-from mmaccel.vlm.stream.tower_cache import TowerCache
+from mmaccel.vlm.stream.tower_cache import Computed, TowerCache, _Forward
 from mmaccel.zoo.frames import OnevisionProcessor
 
 CELLS = 64
@@ -486,6 +488,22 @@ def test_more_refresh_is_nearer(parts):
     assert errors[0] > errors[1] > errors[2]
 
 
+def test_the_token_that_changed_most_is_told_in_half_precision():
+    """Both cosines round to 1 in bfloat16."""
+    torch.manual_seed(0)
+    before = torch.randn(1, 2, 64)
+    after = (before + torch.tensor([0.03, 0.055])[:, None] * torch.randn(1, 2, 64)).bfloat16()
+    known = Computed(torch.nn.functional.normalize(before.bfloat16(), dim=-1), after.clone(), after.clone())
+    same, fresh = torch.nn.Identity(), []
+    attention = SimpleNamespace(
+        q_proj=lambda x: fresh.append(x) or x, k_proj=same, v_proj=same, out_proj=same, head_dim=64, scale=1.0
+    )
+    layer = SimpleNamespace(layer_norm1=same, layer_norm2=same, mlp=same, self_attn=attention)
+    forward = _Forward(SimpleNamespace(refresh=0.5, computed=0), 0, layer, {}, 0, [0])
+    forward._changed(after, known, [0])
+    assert torch.equal(fresh[0], after[:, 1:])
+
+
 def test_an_exception_leaves_the_tower_as_it_was(parts):
     model, processor = parts
     before = snapshot(model)
@@ -583,6 +601,24 @@ def test_keys_that_moved_up_are_those_of_their_new_positions(parts):
     first, other = whole.read().layers, fresh.read().layers
     assert torch.allclose(first[0].keys, other[0].keys, atol=1e-5)
     assert not torch.allclose(first[1].keys, other[1].keys, atol=1e-3), "deeper layers have seen it"
+
+
+def test_columns_that_stay_are_sent_to_a_gpu_once(parts):
+    """And not as a list for each layer."""
+    model, _ = parts
+    decoder, config = model.get_decoder(), model.config.get_text_config(decoder=True)
+    cache, lists = StreamCache(decoder, config), []
+
+    class Lists(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is torch.Tensor.__getitem__:
+                lists.extend(part for part in args[1] if isinstance(part, list))
+            return func(*args, **(kwargs or {}))
+
+    cache.append(torch.randn(1, 5, config.hidden_size), [HEAD, 0, 0, 1, 1])
+    with Lists():
+        cache.keep({1})
+    assert len(cache) == 3 and not lists
 
 
 def test_a_decoder_whose_keys_cannot_move_is_refused(parts):

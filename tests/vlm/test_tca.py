@@ -84,6 +84,11 @@ def test_a_rank_is_the_mean_over_heads():
         near(found[row], places)
 
 
+def test_half_precision_makes_no_ties():
+    key = torch.tensor([[[256, 0.5], [256, 0.25]]]).bfloat16()
+    assert ranks(torch.ones(1, 2).bfloat16(), key, 1).tolist() == [[1.0, 0.0]]
+
+
 def test_tokens_go_where_the_paper_lets_them():
     shares = TCA(keep=0.512).shares(12)
     assert list(shares) == [3, 6, 9] and [round(share, 6) for share in shares.values()] == [0.8, 0.64, 0.512]

@@ -94,7 +94,8 @@ def ranks(query: torch.Tensor, key: torch.Tensor, heads: int) -> torch.Tensor:
     -------
     float32 `[B, N]`, from 0 for a patch that every head sees least.
     """
-    scores = torch.einsum("bhd,bnhd->bhn", query.unflatten(-1, (heads, -1)), key.unflatten(-1, (heads, -1)))
+    query, key = (x.float().unflatten(-1, (heads, -1)) for x in (query, key))  # half precision has many ties
+    scores = torch.einsum("bhd,bnhd->bhn", query, key)
     return scores.argsort(dim=-1, stable=True).argsort(dim=-1, stable=True).float().mean(1)
 
 

@@ -246,7 +246,7 @@ def top_of_stretches(scores: torch.Tensor, count: int) -> torch.Tensor:
         return torch.arange(0, device=scores.device)
     size, longer = divmod(len(scores), count)
     sizes = torch.tensor([size + 1] * longer + [size] * (count - longer), device=scores.device)
-    stretch = torch.repeat_interleave(torch.arange(count, device=scores.device), sizes)
+    stretch = torch.arange(count, device=scores.device).repeat_interleave(sizes, output_size=len(scores))
     order = scores.sort(descending=True, stable=True).indices
     order = order[stretch[order].sort(stable=True).indices]
     return order[sizes.cumsum(0) - sizes]

@@ -29,12 +29,11 @@ def static_gains(similar: torch.Tensor) -> list[list[int]]:
     -------
     ``gains[a][b]`` for frames ``a <= b``: positions that are alike all the way, times ``b - a``.
     """
-    frames = len(similar) + 1
-    gains = torch.zeros(frames, frames, dtype=torch.int64)
-    for first in range(frames - 1):
-        still = similar[first:].long().cumprod(0).sum(1).cpu()
-        gains[first, first + 1 :] = still * torch.arange(1, frames - first)
-    return gains.tolist()
+    alike, place = similar.long(), torch.arange(len(similar) + 1, device=similar.device)
+    still = alike.new_zeros(len(place), len(place))
+    for first in range(len(alike)):
+        still[first, first + 1 :] = alike[first:].cumprod(0).sum(1)
+    return (still * (place - place[:, None])).tolist()
 
 
 def best_segments(gains: Sequence[Sequence[int]], longest: int = 1024) -> tuple[list[Segment], int]:

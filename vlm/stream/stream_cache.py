@@ -83,7 +83,11 @@ class StreamCache:
             return
         self.evicted += len(self) - len(stays)
         self.numbers = [self.numbers[place] for place in stays]
-        self._layers = [(key[:, :, stays], value[:, :, stays]) for key, value in self._layers]
+        index, kept = torch.tensor(stays, dtype=torch.long), []
+        for key, value in self._layers:
+            index = index.to(key.device)  # which most layers share: sent there once
+            kept.append((key[:, :, index], value[:, :, index]))
+        self._layers = kept
 
     def lost(self, frames: set[int]) -> int:
         """Columns that are gone, and that would be with all frames but these."""

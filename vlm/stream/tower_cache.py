@@ -158,7 +158,8 @@ class _Forward:
         key = layer.self_attn.k_proj(normed)
         count = max(1, round(self.cache.refresh * hidden.shape[1]))
         self.cache.computed += len(hidden) * count
-        alike = (key * known.unit[rows]).sum(-1) / key.norm(dim=-1)
+        # half precision tells few cosines near 1 apart, and rounds the length of a unit
+        alike = torch.cosine_similarity(key.float(), known.unit[rows].float(), dim=-1)
         index = alike.sort(dim=-1, stable=True).indices[:, :count, None].expand(-1, -1, hidden.shape[2])
         fresh = normed.gather(1, index)
         value = known.value[rows]  # autocast may compute in other types than before

@@ -39,7 +39,7 @@ def attention_tile(arch: int, width: int, item_size: int) -> Tile:
         # without tensor cores operands pass through registers, of which a padded width takes more
         tile = Tile(16, 16, 8, 1) if padded != width or width > 128 else Tile(32, 16, 4, 1)
     elif width > 128:
-        tile = Tile(64, 32, 8, 2)
+        tile = Tile(64 if width <= 256 else 32, 32, 8, 2)
     elif 90 <= arch < 120:
         tile = Tile(128, 128, 8, 3) if width <= 64 else Tile(128, 64, 8, 3)
     else:

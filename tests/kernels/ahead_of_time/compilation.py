@@ -20,6 +20,7 @@ PREFILL_SOME = [(90, dtype, width, "range") for dtype in SIZE for width in (64, 
     (90, "bf16", 64, "plan"), (90, "fp16", 128, "plan"), (90, "fp32", 96, "plan"),
     (80, "bf16", 64, "range"), (80, "fp16", 128, "plan"), (80, "bf16", 96, "range"), (80, "fp32", 128, "range"),
     (100, "bf16", 128, "range"), (100, "fp16", 64, "plan"), (100, "fp16", 96, "plan"), (100, "fp32", 64, "range"),
+    (86, "bf16", 512, "plan"),
 ]  # fmt: skip
 DECODE_SOME = [
     (90, "bf16", 128, "all"), (90, "fp16", 64, "tree"), (90, "fp32", 96, "selected"),
@@ -32,7 +33,7 @@ def matrix(some, modes):
     if not FULL:
         return some
     beside = itertools.product((80, 90, 100), ("bf16",), (16, 256), modes)
-    small = itertools.product((86, 120), ("bf16",), (64, 128), modes)
+    small = itertools.product((86, 120), ("bf16",), (64, 128, 512), modes)
     return [*itertools.product((80, 90, 100), SIZE, (64, 96, 128), modes), *beside, *small]
 
 
