@@ -51,6 +51,7 @@ class KeptTokens:
         self.last, self.lengths, self.chosen = last, list(lengths), chosen.clamp(min=0)
         index = self.chosen if before is None else before.columns.index.to(chosen.device).gather(1, self.chosen)
         self.columns: Columns = Columns(index, chosen >= 0, length)
+        self._counts = self.columns.real.sum(1).tolist()  # read back from the device once, not in each step
         self.filling = True  # whether the pass of the prompt is under way
 
     def fill(self, layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -60,7 +61,7 @@ class KeptTokens:
 
     def pairs_missing(self, call: AttentionCall) -> int:
         """Pairs of query and key that plain attention would compute beside those of a call."""
-        rows = zip(self.lengths, self.columns.real.sum(1).tolist(), strict=True)
+        rows = zip(self.lengths, self._counts, strict=True)
         if self.filling:
             spared = [causal_pairs(length, length) - causal_pairs(count, count) for length, count in rows]
         else:
