@@ -68,7 +68,8 @@ class StoredContext(Method[Session]):
     -----
     Exact: keys of a prefix do not depend on what follows. A prompt with pictures or videos is recognised if all of them
     are the same; ask after them. Entries of another model, of other weights or of another version are not used; a
-    broken entry is deleted, with a line in the report. One prompt at a time: batches run plainly.
+    broken entry is deleted, with a line in the report. One prompt at a time: batches run plainly. Layers with a window,
+    as most of Gemma 3's, are held whole until the call ends, so that each step of a long prompt takes longer.
 
     Raises
     ------
