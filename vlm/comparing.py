@@ -12,6 +12,7 @@ from mmaccel.comparison.difference import agreement
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
 from mmaccel.decoding.setting import pass_device, setting
 from mmaccel.errors import SettingError
+from mmaccel.session import Session
 
 from .answering import prepare
 from .decoder.columns import COLUMNS
@@ -30,6 +31,10 @@ A_TOKEN_EACH = ("input_ids", "attention_mask", *COLUMNS)
 PIXELS = "pixel_values_videos"
 SHOWN = (PIXELS, "pixel_values", "pixel_values_images", FEATURES)  # the frames of some families are pictures
 NO_PIXELS = "every token of a text has to be written, and nothing of its prompt can be left out"
+AGAIN = (
+    "this is the time where a prompt, or its beginning, is stored: a first question takes a plain run, and the time to"
+    " write what it read"
+)
 NO_FRAMES = (
     "this call shows no video of several frames, or one whose frames cannot be told apart in its arguments:"
     " give frames=, questions= and processor= instead"
@@ -95,6 +100,11 @@ class AnswerTrial(BaseTrial):
         sequences: torch.Tensor = result if isinstance(result, torch.Tensor) else result.sequences
         ids = call.get("input_ids", call.get("inputs"))
         return sequences if ids is None else sequences[:, ids.shape[1] :]
+
+    def report(self, session: Session, output: Any) -> dict[str, Any]:
+        told = super().report(session, output)
+        stored = told["details"].get("context", {}).get("from_store")
+        return {**told, "warnings": [*told["warnings"], AGAIN]} if stored else told
 
     def visual_share(self, fewer: int) -> float | None:
         return fewer / self.count if self.count else None

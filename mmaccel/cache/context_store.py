@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from safetensors.torch import save_file
 from mmaccel.files.output import replacing
 from mmaccel.stepping.tensors import count_bytes
 
-FORMAT = "1"
+FORMAT = "2"
 NAMES = "context-*.safetensors"
 UNFINISHED = ".mmaccel-*.safetensors"  # what a writer that was killed has left
 ABANDONED = 3600  # seconds after which nobody writes to such a file any more
 GIGA = 10**9
+PIECE = 1024  # tokens whose bits have a sum of their own: so many are read at once, and checked
 
 State = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, `[heads, tokens, dim]`
 
@@ -41,14 +42,14 @@ class StoredPrompt:
     tokens
         All tokens.
     sums
-        Of the bits of each tensor, by its name.
+        Of the bits of each tensor, by its name: one for each piece of it.
     """
 
     path: Path
     model: str
     stops: dict[str, int]
     tokens: int
-    sums: dict[str, int]
+    sums: dict[str, list[int]]
 
 
 class ContextStore:
@@ -85,8 +86,8 @@ class ContextStore:
             raise ValueError(f"ContextStore(gigabytes={gigabytes}): gigabytes must be above 0")
         self.folder, self.limit = folder, int(gigabytes * GIGA)
         self.troubles: list[str] = []
-        # By name, inode and size: a header is read once.
-        self._known: dict[tuple[str, int, int], StoredPrompt | None] = {}
+        # By name, inode, size and time, since a new file may have the inode of one that is gone: a header is read once.
+        self._known: dict[tuple[str, int, int, int], StoredPrompt | None] = {}
 
     def find(self, model: str, stops: dict[str, int]) -> tuple[StoredPrompt, int] | None:
         """The smallest entry of a model that shares most tokens with a prompt, and how many; None if none does.
@@ -112,7 +113,7 @@ class ContextStore:
         for path in sorted(self.folder.glob(NAMES)):
             with contextlib.suppress(OSError):  # deleted by another process, or not ours to read
                 stat = path.stat()
-                key = path.name, stat.st_ino, stat.st_size
+                key = path.name, stat.st_ino, stat.st_size, stat.st_mtime_ns
                 known[key] = self._known[key] if key in self._known else self._entry(path)
         self._known = known
         return [entry for entry in known.values() if entry is not None]
@@ -126,7 +127,8 @@ class ContextStore:
                 self.troubles.append(f"{path.name} was written by another version of mmaccel: it was not used")
                 return None
             stops = {key: int(count) for key, count in (pair.split(":") for pair in told["stops"].split())}
-            sums = {key: int(count) for key, count in (pair.split(":") for pair in told["sums"].split())}
+            pairs = (pair.split(":") for pair in told["sums"].split())
+            sums = {key: [int(one) for one in pieces.split(",")] for key, pieces in pairs}
             if sums.keys() != names:
                 raise ValueError("tensors are missing")
             return StoredPrompt(path, told["model"], stops, max(stops.values()), sums)
@@ -134,14 +136,20 @@ class ContextStore:
             self._broken(path, error)
             return None
 
-    def read(self, entry: StoredPrompt, device: torch.device | str = "cpu") -> list[State] | None:
-        """Keys and values of each layer, `[heads, tokens, dim]`; None, and a line in `troubles`, if they are broken."""
+    def read(
+        self, entry: StoredPrompt, device: torch.device | str = "cpu", tokens: int | None = None
+    ) -> list[State] | None:
+        """Keys and values of each layer, `[heads, tokens, dim]`; None, and a line in `troubles`, if they are broken.
+
+        Parameters
+        ----------
+        tokens
+            Only the first so many are read; None (default) for all.
+        """
+        count = entry.tokens if tokens is None else tokens
         try:
             with _opened(entry.path) as file:
-                found = {name: file.get_tensor(name) for name in entry.sums}
-            for name, tensor in found.items():
-                if bit_sum(tensor) != entry.sums[name] or tensor.ndim != 3 or tensor.shape[1] != entry.tokens:
-                    raise ValueError(f"{name} is not what was written")
+                found = {name: _first(file.get_slice(name), name, entry, count) for name in entry.sums}
         except OSError:  # deleted by another process, or not ours to read
             return None
         except (SafetensorError, ValueError) as error:
@@ -188,7 +196,7 @@ class ContextStore:
                 "format": FORMAT,
                 "model": model,
                 "stops": _pairs(stops),
-                "sums": _pairs({name: bit_sum(tensor) for name, tensor in tensors.items()}),
+                "sums": _pairs({name: ",".join(map(str, _sums(tensor))) for name, tensor in tensors.items()}),
             }
             with replacing(path) as temporary:
                 save_file(tensors, temporary, told)
@@ -232,7 +240,22 @@ def _opened(path: Path) -> Any:
         raise FileNotFoundError(f"{path} cannot be opened") from error
 
 
-def _pairs(values: dict[str, int]) -> str:
+def _first(kept: Any, name: str, entry: StoredPrompt, count: int) -> torch.Tensor:
+    """The first tokens of a tensor in a file, once the pieces in which they lie are what was written."""
+    pieces, shape = -(-count // PIECE), kept.get_shape()
+    fits = len(shape) == 3 and shape[1] == entry.tokens
+    part: torch.Tensor | None = kept[:, : min(pieces * PIECE, entry.tokens)] if fits else None
+    if part is None or _sums(part) != entry.sums[name][:pieces]:
+        raise ValueError(f"{name} is not what was written")
+    return part[:, :count]
+
+
+def _sums(tensor: torch.Tensor) -> list[int]:
+    """Of the bits of each piece of `[heads, tokens, dim]`."""
+    return [bit_sum(piece) for piece in tensor.split(PIECE, 1)]
+
+
+def _pairs(values: Mapping[str, int | str]) -> str:
     return " ".join(f"{key}:{value}" for key, value in values.items())
 
 

@@ -43,9 +43,10 @@ def model_hash(model: Any) -> str:
     total = hashlib.blake2b(type(model).__name__.encode(), digest_size=SIZE)
     config = {key: value for key, value in model.config.to_dict().items() if key not in PLACE}
     total.update(json.dumps(config, sort_keys=True, default=str).encode())
+    samples: list[torch.Tensor] = []
     for name, module in model.named_modules():
         for key, value in private.kept_tensors(module):
-            total.update(f"{name}.{key}".encode() + _weight(f"{name}.{key}", value))
+            total.update(f"{name}.{key}".encode() + _weight(f"{name}.{key}", value, samples))
         if private.keeps_its_own_way(module):
             total.update(_own_state(module))
         if hasattr(module, ADAPTERS[0]):
@@ -55,6 +56,8 @@ def model_hash(model: Any) -> str:
         total.update(f"autocast {torch.get_autocast_dtype(kind)}".encode())
     for name, hook in private.changers(model):
         total.update(content_hash([(name, hook_state(hook))]))
+    for device in dict.fromkeys(sample.device for sample in samples):  # to read each by itself would wait for each
+        total.update(tensor_bytes_of(torch.cat([sample for sample in samples if sample.device == device])))
     return total.hexdigest()
 
 
@@ -63,8 +66,8 @@ _hashes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _own_states: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
 
 
-def _weight(name: str, value: torch.Tensor) -> bytes:
-    """What tells a weight from others."""
+def _weight(name: str, value: torch.Tensor, samples: list[torch.Tensor]) -> bytes:
+    """What tells a weight from others, but for bytes of some of its values, which are added to the `samples`."""
     if value.is_meta:
         raise ValueError(f"{name} is not in memory")
     if hasattr(value, "__tensor_flatten__"):  # such as torchao's, which are made of tensors and refuse to be cut
@@ -73,11 +76,12 @@ def _weight(name: str, value: torch.Tensor) -> bytes:
         if " at 0x" in told:  # a function, or an object that does not say what it is
             raise ValueError(f"{name} cannot be told from others by {shown(told)}")
         return f"{type(value).__name__} {told} ".encode() + b"".join(
-            f"{part} ".encode() + _weight(f"{name}.{part}", getattr(value, part)) for part in parts
+            f"{part} ".encode() + _weight(f"{name}.{part}", getattr(value, part), samples) for part in parts
         )
     values = _strided(value)
     some = values.reshape(-1)[:: max(1, values.numel() // SAMPLES)]
-    return f"{tuple(value.shape)} {value.dtype} ".encode() + _all_of(value, values) + tensor_bytes_of(some)
+    samples.append(some.contiguous().view(-1).view(torch.uint8))
+    return f"{tuple(value.shape)} {value.dtype} ".encode() + _all_of(value, values)
 
 
 def _strided(value: torch.Tensor) -> torch.Tensor:

@@ -86,6 +86,20 @@ def test_an_entry_that_another_process_wrote_anew_is_read_anew(store):
     assert key.unique().tolist() == [1.5] and not store.troubles
 
 
+@pytest.mark.parametrize("tokens", (3, 4))
+def test_no_more_is_read_than_is_asked_for(store, monkeypatch, tokens):
+    """What is broken behind it is met by those who read so far."""
+    monkeypatch.setattr(context_store, "PIECE", 4)
+    wanted = [tuple(torch.randn(2, 10, 4) for _ in range(2)) for _ in range(2)]
+    store.write("m", {"a": 4, "b": 10}, wanted)
+    path = only_file(store)
+    path.write_bytes(flipped(path.read_bytes()))
+    entry, _ = ContextStore(store.folder, 1).find("m", {"a": 4})
+    for pair, whole in zip(store.read(entry, tokens=tokens), wanted, strict=True):
+        assert all(torch.equal(part, given[:, :tokens]) for part, given in zip(pair, whole, strict=True))
+    assert not store.troubles and store.read(entry) is None and "is broken" in store.troubles[0]
+
+
 def test_another_model_is_told(store):
     store.write("m", {"a": 8}, states())
     assert store.find("n", {"a": 8}) is None
@@ -119,6 +133,20 @@ def test_a_broken_file_is_told_and_deleted(store, spoil):
     assert found is None or again.read(found[0]) is None
     assert len(again.troubles) == 1 and f"{path.name} is broken and was deleted" in again.troubles[0]
     assert not path.exists() and "\n" not in again.troubles[0]
+
+
+def test_a_file_in_the_place_of_a_broken_one_is_read(store, tmp_path):
+    """Also with the size and the inode of that one, which file systems give away again."""
+    store.write("m", {"a": 8}, states())
+    path, same = only_file(store), tmp_path / "same"
+    good = path.read_bytes()
+    path.write_bytes(b"\xff" * len(good))
+    os.link(path, same)
+    assert store.find("m", {"a": 8}) is None and not path.exists()
+    same.write_bytes(good)
+    os.link(same, path)
+    os.utime(path, (9, 9))
+    assert store.find("m", {"a": 8}) and len(store.troubles) == 1
 
 
 @pytest.mark.parametrize("change", [{"stops": ""}, {"stops": "a"}, {"sums": "keys.0:1"}, {"model": None}])

@@ -51,6 +51,15 @@ def test_a_copy_has_the_same_hash_and_keeps_it(model: torch.nn.Module) -> None:
     assert model_hash(model) == model_hash(model) == model_hash(copy.deepcopy(model))
 
 
+def test_a_device_is_read_once_for_all_weights(model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model has hundreds, and each read waits for what the device is doing."""
+    model_hash(model)
+    read, plain = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: read.append(1) or plain(tensor))
+    model_hash(model)
+    assert len(read) == 1
+
+
 def test_a_single_row_tells_models_apart(model: torch.nn.Module) -> None:
     before = model_hash(model)
     with torch.no_grad():

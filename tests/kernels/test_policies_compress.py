@@ -5,8 +5,10 @@ import math
 
 import pytest
 import torch
+from largest_tensor import Largest
 
 from mmaccel.kernels import policies
+from mmaccel.kernels.policies.compress import st_lite
 
 NAMES = sorted(policies.COMPRESS)
 KEYS, WINDOW = 100, 8
@@ -208,6 +210,17 @@ def test_st_lite_drops_what_a_later_screen_repeats():
     kept = as_sets(policies.COMPRESS["st_lite"](q, k, count=32, visual=visual))[0][0]
     around = {y * 8 + x for y in range(1, 4) for x in range(2, 5)}
     assert places[0] in around and {96 + slot for slot in around} <= kept and not set(range(48)) & kept
+
+
+@pytest.mark.parametrize("tokens", (0, 1, 30, 33))
+def test_tokens_of_earlier_screens_are_compared_some_at_a_time(monkeypatch, tokens):
+    """A history of 50,000 tokens beside a screen of 2,500 has half a billion cosines for four heads."""
+    monkeypatch.setattr(st_lite, "AT_ONCE", 2 * 10 * 4)
+    history, current = torch.randn(2, tokens, 4), torch.randn(2, 10, 4)
+    with Largest() as largest:
+        found = st_lite.redundancy(history, current)
+    torch.testing.assert_close(found, torch.einsum("htd,hsd->hts", history, current).amax(-1))
+    assert largest.made <= max(2 * 10 * 4 * 4, found.nbytes)
 
 
 def test_st_lite_takes_any_order_of_spans_and_any_type():

@@ -5,7 +5,12 @@ import itertools
 
 import pytest
 import torch
+<<<<<<< HEAD
 from apple_gpu import MPS, AppleGpu, IntelGpu
+=======
+from apple_gpu import MPS, AppleGpu
+from largest_tensor import Largest
+>>>>>>> contexts
 
 from mmaccel import kernels
 from mmaccel.kernels import BlockPlan, policies
@@ -183,6 +188,17 @@ def test_short_blocks_have_whole_means():
     x = torch.randn(2, 3, 37, 4)
     expected = torch.stack([part.mean(2) for part in x.split(BLOCK, 2)], 2)
     torch.testing.assert_close(pool_mean(x, BLOCK), expected)
+    torch.testing.assert_close(pool_mean(x[:, :, :5], BLOCK), x[:, :, :5].mean(2, keepdim=True))
+
+
+@pytest.mark.parametrize("tokens", (8 * BLOCK, 8 * BLOCK + 5))
+def test_means_are_made_without_a_copy_of_the_tokens(tokens):
+    """Those of a prompt of 128,000 tokens, in float32 and padded, would be many times what is computed."""
+    x = torch.randn(1, 2, tokens, 4).bfloat16()
+    with Largest() as largest:
+        means = pool_mean(x, BLOCK)
+    assert means.dtype == torch.float32 and largest.made <= x.nbytes // 4
+    torch.testing.assert_close(means[:, :, 0], x[:, :, :BLOCK].float().mean(2))
 
 
 def test_line_mass_is_its_definition():

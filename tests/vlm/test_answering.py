@@ -284,6 +284,15 @@ def test_a_file_is_shown_with_the_times_of_its_frames(file):
 # What a comparison makes of it
 
 
+@pytest.mark.parametrize("method", (vlm.StoredContext, vlm.FusedDraft))
+def test_a_comparison_tells_that_its_prompt_was_stored(method, tmp_path):
+    """By the run before: asking again is what it times."""
+    model, arguments = examples.llama()
+    stores = {"folder": str(tmp_path), "least": 16} if method is vlm.StoredContext else {}
+    found = mmaccel.compare(model, method(**stores), simple=False, rounds=1, **arguments(1))
+    assert ("a first question takes a plain run" in str(found)) == bool(stores)
+
+
 def test_answers_are_judged_word_for_word_and_by_their_words(parts, frames):
     trial = trial_of(parts, frames, QUESTIONS)
     plain, other = torch.tensor([[7, 8, 9], [5, 5, 5]]), torch.tensor([[7, 8, 9], [5, 6, 6]])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from largest_tensor import Largest
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import mmaccel
@@ -11,6 +12,7 @@ from mmaccel.kernels import policies
 from mmaccel.vlm import CompressKV
 from mmaccel.vlm.decoder.attention import SessionAttention
 from mmaccel.vlm.decoder.call import AttentionCall, GenerateRun
+from mmaccel.vlm.decoder.compress_kv import _masked
 
 LENGTH, COUNT = 320, 160
 
@@ -107,6 +109,18 @@ def test_pairs_of_a_chunk_that_the_kernel_masks():
     assert call.plain_pairs() == 2 * 4 * 15
     step = AttentionCall(0, query[:, :, :1], key, key, None, None, None, None, lambda: query, GenerateRun())
     assert step.plain_pairs() == 2 * 4 * 9, "of one token it masks nothing"
+
+
+def test_query_heads_share_the_mask_of_their_key_head():
+    """A turn of thousands of tokens: a mask for each of them takes many gigabytes."""
+    query, key, value = states(40, 60)
+    visible = torch.rand(1, 2, 40, 60, generator=torch.Generator().manual_seed(1)) > 0.3
+    call = AttentionCall(0, query, key, value, None, 0.3, None, None, lambda: query, GenerateRun())
+    each = (x.repeat_interleave(2, 1) for x in (key, value, visible))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, *each, scale=0.3)
+    with Largest() as largest:
+        torch.testing.assert_close(_masked(call, visible), expected)
+    assert largest.made < 4 * 40 * 60 * 4
 
 
 def test_heads_share_the_budget_and_its_memory(llama):

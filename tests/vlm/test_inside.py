@@ -309,7 +309,10 @@ def test_what_a_mask_leaves_of_a_prompt():
         seen = told["attention_mask"] == (True if given.dtype == torch.bool else 0)
         assert torch.equal(seen[0, 0], mask[0, 0][[0, 2, 4]][:, [0, 2, 4]])
         assert torch.equal(seen[1, 0][:, 1:], mask[0, 0][[0, 1, 3]][:, [1, 3]]) and not seen[1, 0, :, 0].any()
-        later = columns.later_mask(torch.nn.functional.pad(given[:, :, -1:], (0, 1)), 1, 4)
+        newest = torch.nn.functional.pad(given[:, :, -1:], (0, 1))
+        later = columns.later_mask(newest, 1, 4)
+        assert columns.later_mask(newest, 1, 4) is later, "the same for all layers"
+        assert columns.later_mask(newest.clone(), 1, 4) is not later
         seen = later == (True if given.dtype == torch.bool else 0)
         assert torch.equal(seen[1, 0, 0, :3], torch.cat([torch.tensor([False]), mask[0, 0, -1, [1, 3]]]))
         assert torch.equal(seen[0, 0, 0, :3], mask[0, 0, -1, [0, 2, 4]])

@@ -98,6 +98,25 @@ def test_a_padded_row_is_as_alone_also_with_beams(llama, method, build):
             assert together[1, 80:].tolist() == fast.generate(**alone)[0, 75:].tolist()
 
 
+@pytest.mark.parametrize("batch", (1, 2))
+def test_no_layer_reads_a_device_back_in_a_step(monkeypatch, batch):
+    """A mask is read once a pass, however many layers have it."""
+    read, plain = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: read.append(1) or plain(tensor))
+    steps = []
+    for layers in (3, 6):
+        model, arguments = examples.llama(num_hidden_layers=layers)
+        counts = []
+        with mmaccel.accelerate(model, DROP) as fast:
+            for new in (4, 12):
+                read.clear()
+                fast.generate(**arguments(batch, max_new_tokens=new, eos_token_id=None))
+                counts.append(len(read))
+                assert fast.report.engaged
+        steps.append(counts[1] - counts[0])
+    assert steps[0] == steps[1] and (batch > 1 or not steps[0])
+
+
 @pytest.mark.parametrize("method", (DROP, TWICE), ids=str)
 def test_a_short_row_beside_a_long_one_keeps_everything(llama, method):
     model, arguments = llama

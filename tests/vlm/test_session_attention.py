@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from largest_tensor import Largest
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -16,7 +17,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import policies
 from mmaccel.kernels.policies import COMPRESS, DECODE, PREFILL, Span
 from mmaccel.vlm import CompressKV, SelectKV, SparsePrefill, examples
-from mmaccel.vlm.decoder import generation
+from mmaccel.vlm.decoder import generation, rows
 from mmaccel.vlm.decoder.attention import SessionAttention
 from mmaccel.vlm.decoder.call import AttentionCall, GenerateRun
 from mmaccel.vlm.decoder.compress_kv import _visual
@@ -326,6 +327,39 @@ def test_runs_of_rows_and_pairs_of_tokens():
     seen = torch.ones(5, 7, dtype=torch.bool).tril(2)
     blocks = [[int(seen[i : i + 2, j : j + 3].sum()) for j in (0, 3, 6)] for i in (0, 2, 4)]
     assert visible_in_blocks(5, 7, 2, 3, "cpu").tolist() == blocks
+
+
+@pytest.mark.parametrize(("queries", "keys"), ((1, 1), (1, 70), (33, 70), (70, 70), (64, 64), (64, 129)))
+def test_pairs_in_blocks_are_counted_by_blocks(queries, keys):
+    """Queries times blocks of keys are gigabytes for a prompt of 128,000 tokens."""
+    seen = torch.ones(queries, keys, dtype=torch.long).tril(keys - queries)
+    expected = torch.stack([block.sum(0) for block in seen.split(16)])
+    expected = torch.stack([block.sum(1) for block in expected.split(32, 1)], 1)
+    with Largest() as largest:
+        found = visible_in_blocks(queries, keys, 16, 32, "cpu")
+    assert torch.equal(found, expected) and largest.made <= max(found.nbytes, 64)
+
+
+def test_a_mask_is_looked_at_a_part_at_a_time(monkeypatch):
+    mask = left_padded(64, 0, 2, 6)
+    wrong = mask.clone()
+    wrong[1, 0, 63, 30] = False
+    with Largest() as largest:
+        monkeypatch.setattr(rows, "AT_ONCE", 3 * 64 * 4)
+        assert left_padding(mask, 3, 64, 64) == [0, 2, 6] and left_padding(wrong, 3, 64, 64) is None
+    assert largest.made <= mask.nbytes // 8
+
+
+@pytest.mark.parametrize("shape", ((1, 1), (2, 1), (2, 4)))
+def test_pairs_under_a_mask_are_counted_once_for_all_heads(shape):
+    query, key, value = states(10, 10, batch=2)
+    mask = torch.rand(*shape, 10, 10, generator=torch.Generator().manual_seed(0)) > 0.5
+    call = AttentionCall(0, query, key, value, mask, None, None, None, lambda: query, GenerateRun())
+    with Largest() as largest:
+        assert call.plain_pairs() == mask.expand(2, 4, -1, -1).sum()
+        largest.read = 0
+        call.plain_pairs()
+    assert largest.read == mask.numel()
 
 
 def selecting(layer_idx, queries, keys, starts, policy="token_select", batch=2):

@@ -15,11 +15,12 @@ from transformers import (
 )
 
 import mmaccel
-from mmaccel.cache import ContextStore
+from mmaccel.cache import ContextStore, context_store
+from mmaccel.cache.model_hash import model_hash
 from mmaccel.demos.families import visual_models
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import CompressKV, HoliTom, SparsePrefill, StoredContext, SuffixDecoding, examples
-from mmaccel.vlm.context.prompt import unfit_for_context
+from mmaccel.vlm.context.prompt import ContextPrompt, unfit_for_context
 
 LENGTH = 80
 
@@ -107,6 +108,48 @@ def test_a_longer_prompt_takes_the_place_of_the_one_it_contains(llama, stored):
         fast.generate(input_ids=more, max_new_tokens=2, do_sample=False)
         assert context(fast)["from_store"] == LENGTH and context(fast)["bytes_written"]
     assert len(list(stored.path.glob("*"))) == 1
+
+
+def test_a_prompt_that_has_grown_little_is_not_written_again(llama, tmp_path):
+    """As a chat about a long document grows by a turn: all of it would be written for each."""
+    model, arguments = llama
+    ids = torch.cat([arguments()["input_ids"]] * 3, 1)
+    with mmaccel.accelerate(model, StoredContext(folder=str(tmp_path), least=2)) as fast:
+        for length, seen, written in ((160, 0, True), (176, 160, False), (192, 160, True), (192, 176, False)):
+            fast.generate(input_ids=ids[:, :length], max_new_tokens=2, do_sample=False)
+            assert context(fast)["from_store"] == seen and (context(fast)["bytes_written"] > 0) is written, length
+    assert len(list(tmp_path.glob("*"))) == 1
+
+
+def test_of_a_prompt_that_begins_alike_the_beginning_alone_is_read(llama, stored, monkeypatch):
+    """Such as the system prompt of another document; what is broken behind it is not met."""
+    monkeypatch.setattr(context_store, "PIECE", 16)
+    model, arguments = llama
+    other = arguments()
+    other["input_ids"][0, 40:] = other["input_ids"][0, 40:].flip(0)
+    plain = model.generate(**other)
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**arguments())
+        (path,) = stored.path.glob("*")
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 4
+        path.write_bytes(data)
+        assert torch.equal(fast.generate(**other), plain) and context(fast)["from_store"] == 32
+        assert not fast.report.warnings
+
+
+def test_stored_states_reach_the_device_a_layer_at_a_time(llama, stored, monkeypatch):
+    """All of them beside the cache would be the whole of it twice."""
+    model, arguments = llama
+    store, read = ContextStore(stored.path, 1), []
+    whole = ContextStore.read
+    monkeypatch.setattr(ContextStore, "read", lambda *given, **more: read.extend(whole(*given, **more)) or read)
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**arguments())
+        prompt, known = ContextPrompt.of(fast.adapter, arguments()), model_hash(model)
+    cache, seen, _ = stored._begun(store, known, prompt, torch.device("meta"))
+    assert seen == 64 and all(layer.keys.is_meta and layer.values.is_meta for layer in cache.layers)
+    assert len(read) == 3 and all(part.is_cpu for pair in read for part in pair)
 
 
 def test_a_prompt_that_is_kept_already_stays(llama, tmp_path):

@@ -15,6 +15,7 @@ from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.families import visual_adapter
 from mmaccel.vlm.families.tower import Probe
+from mmaccel.vlm.input import arguments as input_arguments
 from mmaccel.vlm.input.turns import ATTRIBUTE
 from mmaccel.vlm.pruning.compressed import chosen
 from mmaccel.vlm.pruning.compressor import Compressor
@@ -417,6 +418,26 @@ def test_a_prompt_may_come_without_its_name():
         ids = call.pop("input_ids")
         for given in (((ids,), {}), ((), {"inputs": ids})):
             assert torch.equal(fast.generate(*given[0], **given[1], **call), named) and fast.report.engaged
+
+
+def test_a_prompt_that_is_elsewhere_is_brought_to_the_model(monkeypatch):
+    """As `generate` does, to which processors' inputs may go as they are; the answer is where the prompt was."""
+    model, arguments = visual_examples.onevision()
+    meta, given = torch.device("meta"), {}
+
+    def encode(adapter, kind, method, kwargs, seen=0):
+        given.update(kwargs)
+        raise InterruptedError
+
+    with mmaccel.accelerate(model, vlm.VidCom2(keep=0.3)) as fast:
+        with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+            patch.setattr(input_arguments, "pass_device", lambda model, ids: meta)
+            patch.setattr(visual_adapter.VisualAdapter, "encode", encode)
+            fast.generate(**arguments(1))
+        assert all(given[name].is_meta for name in ("input_ids", "attention_mask", "pixel_values_videos"))
+        with monkeypatch.context() as patch:
+            patch.setattr(visual_adapter, "bring", lambda model, kwargs: meta)
+            assert fast.generate(**arguments(1)).is_meta and fast.report.engaged
 
 
 def test_pictures_are_found_in_a_prompt_without_its_name():

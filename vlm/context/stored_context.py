@@ -41,6 +41,9 @@ with mmaccel.accelerate(model, {method}) as fast:
         print(fast.report.details["context"])"""
 
 
+GROWN = 8  # a prompt is written again once it has grown by this part of what is stored of it
+
+
 @register("vlm")
 @dataclass(frozen=True)
 class StoredContext(Method[Session]):
@@ -58,13 +61,15 @@ class StoredContext(Method[Session]):
         Most gigabytes of the folder, default 8; 0 keeps nothing. What was not used for longest is deleted first.
     least
         Fewest new tokens for which a prompt is kept, and of text alone fewest that are read back, default 64: all
-        prompts of one chat template share a few.
+        prompts of one chat template share a few. All of a prompt is written, so that one that begins with a stored one
+        is kept only where it is longer by an eighth, too.
 
     Notes
     -----
     Exact: keys of a prefix do not depend on what follows. A prompt with pictures or videos is recognised if all of them
     are the same; ask after them. Entries of another model, of other weights or of another version are not used; a
-    broken entry is deleted, with a line in the report. One prompt at a time: batches run plainly.
+    broken entry is deleted, with a line in the report. One prompt at a time: batches run plainly. Layers with a window,
+    as most of Gemma 3's, are held whole until the call ends, so that each step of a long prompt takes longer.
 
     Raises
     ------
@@ -151,7 +156,7 @@ class StoredContext(Method[Session]):
         result = original(**kwargs)
         written = 0
         is_new = prompt.stops and (entry is None or not entry.stops.keys() >= prompt.stops.keys())
-        if is_new and prompt.length - seen >= self.least:
+        if is_new and prompt.length - seen >= max(self.least, seen // GROWN):
             written = write(store, model, session, prompt.stops, _states(cache, max(prompt.stops.values())))
             if written and entry is not None and seen == entry.tokens:
                 store.remove(entry)  # the new one holds all of it
@@ -165,12 +170,12 @@ class StoredContext(Method[Session]):
         """A cache with what is stored of a prompt, how many tokens that is, and their entry."""
         cache, known = DynamicCache(), prompt.reusable(self.least)
         found = store.find(model, known) if known else None
-        states = None if found is None else store.read(found[0], device)
+        states = None if found is None else store.read(found[0], tokens=found[1])
         if found is None or states is None:
             return cache, 0, None
         entry, seen = found
         for layer, (key, value) in enumerate(states):
-            cache.update(key[None, :, :seen], value[None, :, :seen], layer)
+            cache.update(key[None].to(device), value[None].to(device), layer)  # no other is there twice
         return cache, seen, entry
 
     def _fill(self, report: Report, tokens: int, rows: int, length: int, seen: int, written: int) -> None:

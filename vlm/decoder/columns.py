@@ -56,6 +56,7 @@ class Columns:
 
     def __post_init__(self) -> None:
         self.whole = bool(self.real.all())
+        self._made: tuple[torch.Tensor | None, tuple[int, int], torch.Tensor | None] | None = None
 
     def fill(self, kwargs: dict[str, Any], attends: bool = True) -> None:
         """Put positions, types and mask of a layer in the pass of the prompt into its arguments; some do not attend."""
@@ -68,7 +69,16 @@ class Columns:
         kwargs["attention_mask"] = self._seen(kwargs.get("attention_mask")) if attends else self.real
 
     def later_mask(self, mask: torch.Tensor | None, tokens: int, held: int) -> torch.Tensor | None:
-        """The mask `[B, 1, M, N]` of a later pass over so many `tokens`, in a layer whose cache has `held` keys."""
+        """The mask `[B, 1, M, N]` of a later pass over so many `tokens`, in a layer whose cache has `held` keys.
+
+        Layers of one pass get the same tensor, so that what attention reads of it from a device is read once.
+        """
+        made = self._made
+        if made is None or made[0] is not mask or made[1] != (tokens, held):
+            self._made = made = mask, (tokens, held), self._later_mask(mask, tokens, held)
+        return made[2]
+
+    def _later_mask(self, mask: torch.Tensor | None, tokens: int, held: int) -> torch.Tensor | None:
         if mask is not None:
             repeats = max(1, len(mask) // len(self.real))  # of a cache whose rows have become several each
             index, real = (x.to(mask.device).repeat_interleave(repeats, 0) for x in (self.index, self.real))

@@ -269,6 +269,9 @@ def _visible(layer: EvictingLayer, queries: int) -> torch.Tensor:
 
 
 def _masked(call: AttentionCall, visible: torch.Tensor) -> torch.Tensor:
-    group = call.query.shape[1] // call.key.shape[1]
-    key, value, mask = (x.repeat_interleave(group, 1) for x in (call.key, call.value, visible))
-    return scaled_dot_product_attention(call.query, key, value, mask, scale=call.scaling)
+    """Attention under a mask of each key head, which its query heads share: one for each would take many gigabytes."""
+    batch, heads = call.key.shape[:2]
+    query = call.query.unflatten(1, (heads, -1)).flatten(0, 1)
+    key, value = (x.flatten(0, 1)[:, None].expand(-1, query.shape[1], -1, -1) for x in (call.key, call.value))
+    output = scaled_dot_product_attention(query, key, value, visible.flatten(0, 1)[:, None], scale=call.scaling)
+    return output.unflatten(0, (batch, heads)).flatten(1, 2)

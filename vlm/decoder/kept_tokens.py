@@ -51,7 +51,7 @@ class KeptTokens:
         self.last, self.lengths, self.chosen = last, list(lengths), chosen.clamp(min=0)
         index = self.chosen if before is None else before.columns.index.to(chosen.device).gather(1, self.chosen)
         self.columns: Columns = Columns(index, chosen >= 0, length)
-        self._counts: list[int] = self.columns.real.sum(1).tolist()  # once: reading back waits for the device
+        self._counts = self.columns.real.sum(1).tolist()  # read back from the device once, not in each step
         self.filling = True  # whether the pass of the prompt is under way
 
     def fill(self, layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:

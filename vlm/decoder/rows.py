@@ -6,6 +6,8 @@ from itertools import groupby
 
 import torch
 
+AT_ONCE = 1 << 24  # entries of a mask to look at together: that of a long prompt takes gigabytes by itself
+
 
 def left_padding(mask: torch.Tensor | None, batch: int, queries: int, keys: int) -> list[int] | None:
     """The first key of each row that is not padding, if the mask is causal with padding on the left.
@@ -26,9 +28,14 @@ def left_padding(mask: torch.Tensor | None, batch: int, queries: int, keys: int)
         return None
     start = keys - mask[:, 0, -1].sum(-1)
     key = torch.arange(keys, device=mask.device)
-    query = torch.arange(keys - queries, keys, device=mask.device)
-    expected = (key <= query[:, None]) & (key >= start[:, None, None])
-    if not bool((mask[:, 0] == expected).all()):
+    alike = torch.ones((), dtype=torch.bool, device=mask.device)
+    step = max(1, AT_ONCE // (len(mask) * keys))
+    for first in range(0, queries, step):
+        some = mask[:, 0, first : first + step]
+        query = torch.arange(some.shape[1], device=mask.device) + keys - queries + first
+        expected = (key <= query[:, None]) & (key >= start[:, None, None])
+        alike &= (some == expected).all()
+    if not bool(alike):
         return None
     starts = start.tolist()
     return starts * batch if len(starts) == 1 else starts
@@ -60,8 +67,13 @@ def visible_in_blocks(queries: int, keys: int, block_m: int, block_n: int, devic
     """Pairs that are visible under the causal mask in each block, int64 `[rows, columns]`."""
     first = torch.arange(0, keys, block_n, device=device)
     size = (keys - first).clamp(max=block_n)
-    position = torch.arange(keys - queries, keys, device=device)
-    seen = torch.minimum((position[:, None] + 1 - first).clamp(min=0), size)
-    blocks = -(-queries // block_m)
-    seen = torch.nn.functional.pad(seen, (0, 0, 0, blocks * block_m - queries))
-    return seen.view(blocks, block_m, -1).sum(1)
+    begin = torch.arange(keys - queries, keys, block_m, device=device)[:, None]
+    end = (begin + block_m).clamp(max=keys)
+    return _seen_up_to(end - first, size) - _seen_up_to(begin - first, size)
+
+
+def _seen_up_to(queries: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """Pairs in a block of so many keys, of which the first of so many queries sees one, the next two, up to all."""
+    queries = queries.clamp(min=0)
+    rising = torch.minimum(queries, size)
+    return rising * (rising + 1) // 2 + (queries - rising) * size

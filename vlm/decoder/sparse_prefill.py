@@ -183,4 +183,4 @@ def _pairs(call: AttentionCall, plan: BlockPlan | None, rows: tuple[int, int], s
         return batch * heads * causal_pairs(call.queries - query_start, call.keys - start)
     pairs = visible_in_blocks(plan.q_len, plan.kv_len, plan.block_m, plan.block_n, plan.col.device)
     times = batch * heads // (plan.n_full.shape[0] * plan.n_full.shape[1])
-    return (plan.mask() * pairs).sum() * times
+    return (plan.mask().sum((0, 1)) * pairs).sum() * times

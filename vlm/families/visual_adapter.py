@@ -24,7 +24,7 @@ from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
 from ..decoder.generation import copies, plain_keys
 from ..decoder.method import DecoderMethod
-from ..input.arguments import FEATURES, replace, unfit_beside, unfit_prompt
+from ..input.arguments import FEATURES, bring, replace, unfit_beside, unfit_prompt
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
@@ -63,6 +63,7 @@ class VisualAdapter(DecoderAdapter):
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.cuts: Cuts | None = None
+        self._asked_on: torch.device | None = None  # where the prompt of the current call was
         self.last: tuple[Prompt, Cuts | None] | None = None
 
     @property
@@ -152,8 +153,7 @@ class VisualAdapter(DecoderAdapter):
         if method is None:
             run.visual = self.spans(kwargs)
             return None
-        if kwargs.get("inputs") is not None:
-            kwargs["input_ids"] = kwargs.pop("inputs")
+        self._asked_on = bring(self.target, kwargs)
         cache = cache_of(kwargs)
         turn = None if cache is None else recalled(cache, self)
         if why := unfit_prompt(self.target, kwargs, method.reads_tower):
@@ -223,7 +223,7 @@ class VisualAdapter(DecoderAdapter):
         for held in (cache, None if is_tensor else cache_of(result)):
             if held is not None:
                 remember(held, self, content, cuts)
-        restored = prompt.restored(sequences)
+        restored = prompt.restored(sequences).to(self._asked_on)
         if is_tensor:
             return restored
         result.sequences = restored

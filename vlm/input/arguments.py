@@ -6,7 +6,9 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from mmaccel.decoding.setting import setting
+import torch
+
+from mmaccel.decoding.setting import pass_device, prompt_ids, setting
 from mmaccel.errors import PromptError, SettingError
 
 from ..decoder.columns import COLUMNS
@@ -25,6 +27,22 @@ WHOLE = ("output_hidden_states",)  # of every token of the prompt: Qwen-Omni mak
 def guessing(target: Any, kwargs: dict[str, Any]) -> str | None:
     """The setting by which guesses come with the first pass of a call; None without any."""
     return next((name for name in GUESSING if setting(target, kwargs, name)), None)
+
+
+def bring(target: Any, kwargs: dict[str, Any]) -> torch.device | None:
+    """Bring what a call was given to the model, as `generate` does in each pass, and call its prompt `input_ids`.
+
+    Returns
+    -------
+    Where the prompt was, and the tokens of its answer are wanted; None without token ids.
+    """
+    if (ids := prompt_ids(kwargs)) is None:
+        return None
+    if kwargs.get("inputs") is not None:
+        kwargs["input_ids"] = kwargs.pop("inputs")
+    device = pass_device(target, ids)
+    kwargs.update({name: value.to(device) for name, value in kwargs.items() if isinstance(value, torch.Tensor)})
+    return ids.device
 
 
 def unfit_prompt(target: Any, kwargs: dict[str, Any], reads_tower: bool) -> str | None:

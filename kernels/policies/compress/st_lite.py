@@ -14,6 +14,8 @@ from ..scores import check_count
 from ..tokens import top
 from .snap_kv import window_votes
 
+AT_ONCE = 1 << 26  # cosines to compute together, which bounds the memory that they take
+
 
 class Span(NamedTuple):
     """Consecutive visual tokens: frame after frame, in each row after row. A picture is one frame."""
@@ -131,4 +133,5 @@ def _neighbours(values: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 def redundancy(history: torch.Tensor, current: torch.Tensor) -> torch.Tensor:
     """The largest cosine of each token of `history [H, T, D]` to one of `current [H, S, D]`, `[H, T]`."""
-    return (history @ current.transpose(1, 2)).amax(-1)
+    parts = history.split(max(1, AT_ONCE // (len(current) * current.shape[1])), 1)
+    return torch.cat([(part @ current.transpose(1, 2)).amax(-1) for part in parts], 1)

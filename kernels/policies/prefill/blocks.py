@@ -127,9 +127,12 @@ class BlockGrid:
 
 def pool_mean(x: torch.Tensor, block: int) -> torch.Tensor:
     """Mean of each block of tokens, `[B, H, N, D]` to `[B, H, blocks, D]`; the last block may be short."""
-    tokens = x.shape[2]
-    blocks = -(-tokens // block)
-    total = F.pad(work(x), (0, 0, 0, blocks * block - tokens)).unflatten(2, (blocks, block)).sum(3)
+    tokens, dtype = x.shape[2], work(x[:0]).dtype
+    whole = tokens // block * block
+    # summed from what is there: of a long prompt a copy in this precision takes gigabytes
+    total = x[:, :, :whole].unflatten(2, (whole // block, block)).sum(3, dtype=dtype)
+    if whole < tokens:
+        total = torch.cat([total, x[:, :, whole:].sum(2, keepdim=True, dtype=dtype)], 2)
     size = (tokens - torch.arange(0, tokens, block, device=x.device)).clamp(max=block)
     return total / size[:, None]
 
