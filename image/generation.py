@@ -61,9 +61,10 @@ class Emu3Painter(Painter):
 
     def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         def encode(text: list[str]) -> Any:
-            return self.processor(text=text, padding=True, return_tensors="pt", return_for_image_generation=True).to(
-                self.target.device
+            encoded = self.processor(
+                text=text, padding=True, padding_side="left", return_tensors="pt", return_for_image_generation=True
             )
+            return encoded.to(self.target.device)
 
         encoded, negative = encode(prompts), encode([self.NEGATIVE] * len(prompts))
         arguments = {"guidance_scale": self.GUIDANCE, **settings.arguments()}

@@ -328,7 +328,8 @@ def emu3_painter():
     seen = {}
 
     def processor(text, **told):
-        assert told == {"padding": True, "return_tensors": "pt", "return_for_image_generation": True}
+        padded = {"padding": True, "padding_side": "left"}  # whichever side the tokenizer has by itself
+        assert told == {**padded, "return_tensors": "pt", "return_for_image_generation": True}
         ids = torch.tensor([[len(words)] * 2 for words in text])
         return BatchFeature(
             {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_sizes": [[2, 3]] * len(text)}
