@@ -381,16 +381,17 @@ def test_the_end_of_a_picture_of_emu3_is_that_of_the_model(own, end):
     assert find_adapter(model).begin(arguments()).ids[-4:].tolist() == [11, 12, 13, end]
 
 
-def test_source_pictures_of_glm_image():
+@pytest.mark.parametrize("name", ("pixel_values", "mm_encoder_outputs"))
+def test_source_pictures_of_glm_image(name):
     """They reach the model, in calls without guidance that ask for one picture of each prompt."""
     model, arguments = examples.glm_image()
-    adapter, pixels = find_adapter(model), torch.zeros(4, 12)
-    task = adapter.begin(arguments(pixel_values=pixels))
-    assert task.inputs["pixel_values"] is pixels
-    assert "pixel_values" not in adapter.begin(arguments()).inputs
+    adapter, given = find_adapter(model), torch.zeros(4, 12) if name == "pixel_values" else {"image": object()}
+    task = adapter.begin(arguments(**{name: given}))
+    assert task.inputs[name] is given
+    assert name not in adapter.begin(arguments()).inputs
     for more, hint in (({"guidance": 3.0}, "guidance_scale"), ({"num_return_sequences": 2}, "num_return_sequences")):
         with pytest.raises(UnsupportedTargetError, match=hint):
-            adapter.begin(arguments(pixel_values=pixels, **more))
+            adapter.begin(arguments(**{name: given}, **more))
 
 
 def test_glm_image_remembers_nothing_of_an_accelerated_call(monkeypatch):
