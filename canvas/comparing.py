@@ -27,7 +27,7 @@ class CanvasTrial(BaseTrial):
 
     def __init__(self, adapter: Adapter, inputs: dict[str, Any], processor: Any = None) -> None:
         super().__init__(adapter, inputs, processor)
-        self.count = int(inputs.get("num_inference_steps", STEPS[adapter.family]))
+        self.count = steps_of_block(adapter, inputs)
         self.draws = adapter.family == NOISE or float(inputs.get("temperature", 0)) > 0
         self.seedless = "" if self.draws else "at temperature 0 nothing is drawn"
 
@@ -58,6 +58,16 @@ class CanvasTrial(BaseTrial):
         if tokenizer is None:
             return [" ".join(map(str, row)) for row in rows]
         return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
+
+
+def steps_of_block(adapter: Adapter, inputs: dict[str, Any]) -> int:
+    """The most steps that a call makes for a block: of masks no more than there are, whatever it asks for."""
+    asked = int(inputs.get("num_inference_steps", STEPS[adapter.family]))
+    if adapter.family != MASKS:
+        return asked
+    length = int(inputs.get("block_length") or adapter.target.scheduler.config.block_length)
+    written = int(inputs["gen_length"]) // int(inputs.get("minimal_topk", 1)) if "gen_length" in inputs else asked
+    return max(min(asked, length, written), 1)
 
 
 def until(row: list[int], end: int | None) -> list[int]:

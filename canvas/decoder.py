@@ -222,7 +222,8 @@ class BlockDecoder(Follower):
         logits = rule.adjust(kwargs["model_output"], masked, memory)
         out = original(**{**kwargs, "model_output": logits})
         sampled = out.sampled_tokens, out.sampled_probs.float()
-        block = Block(logits.float(), *sampled, masked, step, self._steps, memory)
+        # however many it is given, its schedule commits a token in each
+        block = Block(logits.float(), *sampled, masked, step, min(self._steps, self.length), memory)
         block.generator = kwargs.get("generator")
         if self.samples:
             block.drawn = drawn(self.scheduler, kwargs)

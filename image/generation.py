@@ -61,9 +61,10 @@ class Emu3Painter(Painter):
 
     def inputs(self, prompts: list[str], settings: ImageSettings) -> dict[str, Any]:
         def encode(text: list[str]) -> Any:
-            return self.processor(text=text, padding=True, return_tensors="pt", return_for_image_generation=True).to(
-                self.target.device
+            encoded = self.processor(
+                text=text, padding=True, padding_side="left", return_tensors="pt", return_for_image_generation=True
             )
+            return encoded.to(self.target.device)
 
         encoded, negative = encode(prompts), encode([self.NEGATIVE] * len(prompts))
         arguments = {"guidance_scale": self.GUIDANCE, **settings.arguments()}
@@ -81,6 +82,7 @@ class Emu3Painter(Painter):
         return to_pictures(self.target.decode_image_tokens(image_tokens=codes, height=height, width=width), axis=1)
 
 
+OWN_FORMAT = "multi_modality"  # what deepseek-ai/Janus-Pro-7B and its like call their kind
 FAMILIES: dict[str, tuple[Any, Callable[[str, Any, Any], Painter]]] = {
     "janus": (JanusForConditionalGeneration, JanusPainter),
     "emu3": (Emu3ForConditionalGeneration, Emu3Painter),
@@ -120,6 +122,11 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
             raise UnsupportedTargetError(
                 f"{model} is a pipeline of diffusion, whose pictures are made like clips:"
                 f" `mmaccel run video PROMPT -o picture.png --model {model}`"
+            ) from error
+        if f"`{OWN_FORMAT}`" in str(error):
+            raise UnsupportedTargetError(
+                f"{model} is in the format of Janus's own code: give the same weights in that of transformers, such as"
+                " deepseek-community/Janus-Pro-7B"
             ) from error
         raise UnsupportedTargetError(
             f"{model!r} is not a model: give a zoo name ({', '.join(shipped)}), a hub id or a folder"

@@ -36,6 +36,7 @@ class KeptPrefix(KeptStates):
         self.prefix, self.since, self.rows = 0, 0, 1
         self.first, self.age = 0, 0  # columns that a pass takes as kept, and the age of those of the prompt
         self.asked: int | None = None  # columns of the prompt
+        self.text = torch.empty(0)  # what is kept, `[B, prefix]`
         self.padding: torch.Tensor | None = None
 
     def compute(
@@ -43,7 +44,9 @@ class KeptPrefix(KeptStates):
     ) -> tuple[torch.Tensor, float]:
         """Logits of the block at least, of canvases of so many rows, and the share of the tokens that were computed."""
         self.rows = rows
-        before = ids.shape[1] - length
+        before, text = ids.shape[1] - length, ids[:: len(ids) // rows]  # canvases of a row have the same before them
+        if self.kept and not torch.equal(text[:, : self.prefix], self.text):  # a callback has edited it
+            self.kept = {}
         padding = kwargs.get("attention_mask")
         self.padding = None if padding is None or bool(padding.all()) else padding.bool()[:, None, None, :]
         self.first = self._first(before, length) if self.kept else 0
@@ -54,7 +57,7 @@ class KeptPrefix(KeptStates):
             self.since += 1
             self.reused += 1
             return self._from("reuse", before, original, ids, kwargs)
-        self.prefix, self.since = before, 1
+        self.prefix, self.since, self.text = before, 1, text[:, :before].clone()
         mode = "grow" if self.first else "keep" if before else ""
         logits, share = self._from(mode, self.first, original, ids, kwargs)
         self.reused += self.first > 0

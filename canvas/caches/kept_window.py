@@ -37,8 +37,9 @@ class KeptWindow(KeptStates):
         self, original: Callable[..., Any], ids: torch.Tensor, rows: int, length: int, kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, float]:
         """Logits of the block, and the share of the tokens that were computed."""
-        whole = self.before is None or self.before.shape != ids.shape or self.since >= self.refresh
-        if whole:
+        old = self.before
+        known = old is not None and old.shape == ids.shape and torch.equal(old[:, :-length], ids[:, :-length])
+        if not known or self.since >= self.refresh:
             self.before, self.since = ids.clone(), 1
             self.logits = self._within("keep", original, ids, kwargs)[:, -length:]
             self._note_bytes()

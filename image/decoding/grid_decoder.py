@@ -44,6 +44,7 @@ class GridDecoder:
         self.cache = RollbackCache(task.model.config, task.prompt_length + self.length + margin)
         self.stats = Stats()
         self.extra_bytes = 0
+        self.broken: torch.Tensor | bool = False  # whether something was to be drawn by NaN
         # Positions behind the picture are forced too, so that a window needs no special case at the end.
         forced = torch.nn.functional.pad(task.layout.forced_tokens, (0, margin + 1))
         self.forced = forced.to(self.device)
@@ -99,6 +100,7 @@ class GridDecoder:
             conditional, unconditional = logits.chunk(2)
             logits = unconditional + (conditional - unconditional) * self.task.guidance
         p = self.task.sampling.distribution(logits)
+        self.broken = p[..., 0].isnan().any() | self.broken  # a row with one has nothing else
         if self.task.specials:
             p = torch.nn.functional.pad(p, (0, self.task.specials))
         if self._has_forced or beyond:

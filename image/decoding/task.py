@@ -13,6 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from mmaccel.cache import RollbackCache
 from mmaccel.cache.argument import cached
 from mmaccel.decoding import gumbel
+from mmaccel.decoding.setting import pass_device
 
 from .layout import Layout
 from .sampling import Sampling
@@ -60,6 +61,12 @@ class ImageTask(ABC):
         return self.prompt_mask.device
 
     @property
+    def passes_on(self) -> torch.device:
+        """Where tokens are read: at the model, where a call leaves them on the CPU, as transformers brings them."""
+        ids = self.prompt_ids
+        return pass_device(self.model, ids) if ids.device.type == "cpu" else ids.device
+
+    @property
     def prompt_length(self) -> int:
         return int(self.prompt_mask.shape[1])
 
@@ -70,7 +77,7 @@ class ImageTask(ABC):
 
     def prefill(self, cache: RollbackCache) -> torch.Tensor:
         """Run the prompt; hidden states after its last token, `[rows, D]`."""
-        embeddings = self.model.get_input_embeddings()(self.prompt_ids)
+        embeddings = self.model.get_input_embeddings()(self.prompt_ids.to(self.passes_on))
         return self._states(embeddings, self.prompt_mask.long(), self.text_positions, cache)[:, -1]
 
     @abstractmethod
@@ -95,9 +102,11 @@ class ImageTask(ABC):
         cache: RollbackCache,
     ) -> torch.Tensor:
         """Hidden states of the language model, at positions as it counts them itself."""
-        output = language_model(self.model)(
-            inputs_embeds=embeddings, attention_mask=mask, position_ids=positions, **cached(cache), use_cache=True
-        )
+        seen = {
+            "attention_mask": None if mask is None else mask.to(embeddings.device),
+            "position_ids": positions.to(embeddings.device),
+        }
+        output = language_model(self.model)(inputs_embeds=embeddings, **seen, **cached(cache), use_cache=True)
         return output.last_hidden_state
 
     @abstractmethod

@@ -126,6 +126,11 @@ class ImageAdapter(Adapter):
             with ExitStack() as stack:
                 skinny_linears(stack, self.model)
                 decoder = method.decode(task, source, progress, session)
+            if bool(decoder.broken):  # the model's own generate could not draw, and tells less
+                raise UnsupportedTargetError(
+                    f"{type(self.model).__name__} gives NaN in {self.model.dtype}, by which nothing can be drawn:"
+                    " load it in bfloat16 or float32"
+                )
             result = task.result(decoder.tokens)
             passes = decoder.stats.forwards
             report.peak_extra_bytes = decoder.cache.nbytes() + decoder.extra_bytes

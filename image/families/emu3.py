@@ -50,6 +50,7 @@ class Emu3Adapter(ImageAdapter):
         layout, ids_table = self._grid(kwargs.pop("image_sizes"))
         prompts = read_prompts(self.model, kwargs)
         check_room(prompts, layout)
+        self._check_ends(prompts.own)
         codes = {*ids_table[:-4].tolist()}
         if allowed and not all(codes <= {*map(int, allowed(row, ids))} for row, ids in enumerate(prompts.own)):
             raise UnsupportedTargetError(
@@ -65,6 +66,15 @@ class Emu3Adapter(ImageAdapter):
             ids=ids_table.to(prompts.ids.device),
             **prompts.of_task(),
         )
+
+    def _check_ends(self, ids: torch.Tensor) -> None:
+        """Refuse prompts `[B, P]` behind which no picture begins."""
+        start = self.model.vocabulary_mapping.vocab_map.get(IMAGE_START)
+        if start is not None and bool((ids[:, -1] != start).any()):
+            raise UnsupportedTargetError(
+                f"a prompt ends in other tokens than {IMAGE_START}, behind which a picture begins: pad prompts on the"
+                " left, processor(..., padding_side='left'); from a part of a picture the model's own generate goes on"
+            )
 
     def keeps_grid(self, kwargs: dict[str, Any]) -> bool:
         return not self._grammar(kwargs)

@@ -20,6 +20,7 @@ from .vocabulary import VocabularyTask, check_room, missing_limit, read_prompts
 
 # What the model keeps between the prefill and the decoding steps of its own generate.
 STATE = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")
+SOURCES = ("pixel_values", "mm_encoder_outputs")  # pictures that are to be changed, themselves or encoded before
 
 
 @dataclass(kw_only=True)
@@ -40,14 +41,10 @@ class GlmImageTask(VocabularyTask):
     def prefill(self, cache: RollbackCache) -> torch.Tensor:
         inner = self.model.model
         before = {name: getattr(inner, name) for name in STATE}
+        asked = {"input_ids": self.prompt_ids, "attention_mask": self.prompt_mask.long(), **self.inputs}
+        read = {name: x.to(self.passes_on) if isinstance(x, torch.Tensor) else x for name, x in asked.items()}
         try:
-            output = inner(
-                input_ids=self.prompt_ids,
-                attention_mask=self.prompt_mask.long(),
-                **cached(cache),
-                use_cache=True,
-                **self.inputs,
-            )
+            output = inner(**read, **cached(cache), use_cache=True)
             self.table = inner._cached_decode_position_ids
         finally:
             for name, value in before.items():
@@ -62,7 +59,7 @@ class GlmImageTask(VocabularyTask):
         cache: RollbackCache,
     ) -> torch.Tensor:
         # A window may hang over the end of the picture; the table does not.
-        index = positions.clamp_max(self.table.shape[2] - 1)[:, None].expand(-1, 3, -1)
+        index = positions.to(self.table.device).clamp_max(self.table.shape[2] - 1)[:, None].expand(-1, 3, -1)
         return self._states(embeddings, mask, self.table.gather(2, index).transpose(0, 1), cache)
 
 
@@ -98,9 +95,9 @@ class GlmImageAdapter(ImageAdapter):
         return missing_limit(self.model, kwargs, self._layout(ids, kwargs))
 
     def begin(self, kwargs: dict[str, Any]) -> ImageTask:
-        inputs = {name: kwargs.pop(name, None) for name in ("image_grid_thw", "images_per_sample", "pixel_values")}
+        inputs = {name: kwargs.pop(name, None) for name in ("image_grid_thw", "images_per_sample", *SOURCES)}
         prompts = read_prompts(self.model, kwargs)
-        if prompts.branches == 2 and inputs["pixel_values"] is not None:
+        if prompts.branches == 2 and any(inputs[name] is not None for name in SOURCES):
             raise UnsupportedTargetError("guidance with source images is not supported: leave out guidance_scale")
         times = prompts.config.num_return_sequences
         layout = self._layout(prompts.own[::times], inputs)
@@ -147,10 +144,9 @@ class GlmImageAdapter(ImageAdapter):
             "image_grid_thw": torch.cat(samples),
             "images_per_sample": torch.tensor([len(grid) for grid in samples], device=samples[0].device),
         }
-        if inputs["pixel_values"] is not None:
-            if times > 1:
-                raise UnsupportedTargetError(
-                    "num_return_sequences with source images is not supported: call generate once per picture"
-                )
-            expanded["pixel_values"] = inputs["pixel_values"]
-        return expanded
+        sources = {name: inputs[name] for name in SOURCES if inputs.get(name) is not None}
+        if sources and times > 1:
+            raise UnsupportedTargetError(
+                "num_return_sequences with source images is not supported: call generate once per picture"
+            )
+        return {**expanded, **sources}

@@ -24,7 +24,7 @@ class JanusTask(ImageTask):
     """One picture per row, 576 tokens in Janus-Pro."""
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.model.prepare_embeddings_for_image_generation(tokens)
+        return self.model.prepare_embeddings_for_image_generation(tokens.to(self.passes_on))
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.model.generation_head(hidden)

@@ -38,7 +38,7 @@ class VocabularyTask(ImageTask):
     own_prompt: torch.Tensor
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.model.get_input_embeddings()(self.ids[tokens])
+        return self.model.get_input_embeddings()(self.ids[tokens].to(self.passes_on))
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         codes, head = self.ids[: self.codes].to(hidden.device), self.model.lm_head
@@ -65,7 +65,7 @@ class VocabularyTask(ImageTask):
         return int(getattr(self.model.lm_head, "out_features", config.vocab_size))
 
     def codebook(self) -> torch.Tensor:
-        found: torch.Tensor = self.model.get_input_embeddings()(self.ids[: self.codes])
+        found: torch.Tensor = self.model.get_input_embeddings()(self.ids[: self.codes].to(self.passes_on))
         return found
 
     def result(self, tokens: torch.Tensor) -> Any:

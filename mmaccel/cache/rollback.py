@@ -74,8 +74,8 @@ class RollbackLayer(CacheLayerMixin):
             self._reserve(end)
             rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
             # advanced indices around a slice put the indexed axes first: [batch, width, heads, head_dim]
-            self.keys[rows, :, slots] = key_states.transpose(1, 2)
-            self.values[rows, :, slots] = value_states.transpose(1, 2)
+            self.keys[rows, :, slots] = key_states.transpose(1, 2).to(self.keys.dtype)
+            self.values[rows, :, slots] = value_states.transpose(1, 2).to(self.values.dtype)
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 

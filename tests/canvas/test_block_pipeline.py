@@ -1,6 +1,7 @@
 """Methods inside diffusers' block-diffusion pipeline, on untrained models of both kinds."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -510,6 +511,86 @@ def test_callbacks_that_put_masks_back_are_followed(new):
     plain = run(pipe, arguments, 2, **call, callback_on_step_end=put_back())
     with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
         assert torch.equal(run(fast, arguments, 2, **call, callback_on_step_end=put_back()), plain)
+
+
+@pytest.mark.parametrize(
+    "methods", ((canvas.PrefixCache(),), (canvas.IntervalCache(),), (canvas.PrefixCache(), canvas.FactorCommit(4.0)))
+)
+@pytest.mark.parametrize("place", (7, examples.LENGTH + 1))
+def test_callbacks_that_edit_what_is_kept_are_followed(methods, place):
+    """In the prompt and in the text, in the middle of a block behind it."""
+    pipe, arguments = examples.block_causal()
+
+    def edit(pipe, step, timestep, kwargs):
+        if timestep == 1 and kwargs["block_x"].shape[1] - examples.BLOCK > place:
+            kwargs["block_x"][:, place] = 5 + step
+        return {"block_x": kwargs["block_x"]}
+
+    plain = run(pipe, arguments, 3)
+    with mmaccel.accelerate(pipe, *(methods[1:] or (canvas.FreeDave(1),))) as fast:
+        edited = run(fast, arguments, 3, callback_on_step_end=edit)
+    assert not torch.equal(edited, plain)
+    with mmaccel.accelerate(pipe, *methods) as fast:
+        assert torch.equal(run(fast, arguments, 3, callback_on_step_end=edit), edited)
+        assert fast.report.work_ratio < 1
+
+
+def test_a_window_is_computed_anew_where_a_callback_edits_the_text():
+    kept, ids = KeptWindow(2, 4, 8, lambda: examples.MASK), torch.full((1, 16), examples.MASK)
+    ids[:, :8], modes = 5, []
+
+    def model(ids, **_):
+        modes.append(kept.mode)
+        kept.kept = {0: (ids, ids)}
+        return SimpleNamespace(logits=torch.zeros(*ids.shape, 4))
+
+    for edited in (False, False, True, False):
+        ids[:, 3] += edited
+        kept.compute(model, ids, 1, 8, {})
+    assert modes == ["keep", "renew", "keep", "renew"]
+
+
+@pytest.mark.parametrize(
+    ("call", "steps"),
+    (
+        ({}, 8),
+        ({"num_inference_steps": 3}, 3),
+        ({"num_inference_steps": 32}, 8),
+        ({"num_inference_steps": 32, "block_length": 4}, 4),
+        ({"num_inference_steps": 32, "gen_length": 5}, 5),
+        ({"num_inference_steps": 32, "gen_length": 12, "minimal_topk": 2}, 6),
+    ),
+    ids=str,
+)
+def test_compare_counts_the_steps_that_a_block_has(call, steps):
+    """Fewer of those that the call asks for may be as many."""
+    pipe, arguments = examples.bidirectional()
+    given, passes = arguments(length=2 * examples.BLOCK, **call), []
+
+    def made(count):
+        passes.append(0)
+        return pipe(**{**given, "num_inference_steps": count}).sequences
+
+    def count(*_):
+        passes[-1] += 1
+
+    assert CanvasTrial(find_adapter(pipe), given).count == steps
+    with pipe.model.register_forward_pre_hook(count):
+        assert torch.equal(made(steps), made(given["num_inference_steps"]))
+        made(steps - 1)
+    assert passes[2] < passes[0] <= passes[1]
+
+
+def test_a_schedule_of_more_steps_than_a_block_has_tokens_ends_with_the_block():
+    """The pipeline's own 32 steps are not made for a short block, whose last third comes all the same."""
+    pipe, arguments = examples.bidirectional()
+    taken = []
+    with mmaccel.accelerate(pipe, canvas.Prophet(1e9, 1e9, 0.0)) as fast:
+        for steps in (examples.BLOCK, 32):
+            found = run(fast, arguments, num_inference_steps=steps)
+            assert fast.report.forwards < fast.report.plain_forwards
+            taken.append((found.tolist(), fast.report.forwards))
+    assert taken[0] == taken[1]
 
 
 def test_masks_that_are_added_are_those_that_are_true():

@@ -338,6 +338,41 @@ def test_what_is_no_picture_of_emu3():
             adapter.makes_images({**call, name: ids})
 
 
+@pytest.mark.parametrize("ends", ("padding", "codes"))
+def test_a_prompt_of_emu3_behind_which_no_picture_begins_is_refused(ends):
+    """Padding on the right, or a part of a picture: a whole one behind it would be none."""
+    model, arguments = examples.emu3()
+    call = {name: value for name, value in arguments(2).items() if name != "prefix_allowed_tokens_fn"}
+    more = torch.tensor([[0, 0]] if ends == "padding" else [[20, 21]]).expand(2, -1)
+    call["input_ids"] = torch.cat([call["input_ids"], more], 1)
+    call["attention_mask"] = torch.cat([call["attention_mask"], more.clamp(max=1)], 1)
+    with mmaccel.accelerate(model, METHODS[0]) as fast:
+        with pytest.raises(UnsupportedTargetError) as error:
+            fast.generate(**call)
+        assert_clear(error, "<|image token|>", "padding_side='left'", "the model's own generate")
+        assert fast.generate(**arguments(2)).shape == (2, 29)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", (*METHODS, SpeculativeJacobi(window=4, coupling="gumbel_exact")), ids=str)
+def test_what_is_no_number_is_no_picture(family, method, monkeypatch):
+    """As in float16 where numbers grow too large: the model's own generate cannot draw by it either."""
+    model, arguments = getattr(examples, family)()
+    distribution, calls = Sampling.distribution, []
+
+    def broken(self, logits):
+        calls.append(None)
+        return distribution(self, logits * float("nan") if len(calls) > 3 else logits)
+
+    with mmaccel.accelerate(model, method) as fast:
+        plain = fast.generate(**arguments(2), generator=torch.Generator().manual_seed(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(Sampling, "distribution", broken)
+            with pytest.raises(UnsupportedTargetError, match=r"gives NaN in torch\.float32.*bfloat16"):
+                fast.generate(**arguments(2))
+        assert torch.equal(fast.generate(**arguments(2), generator=torch.Generator().manual_seed(0)), plain)
+
+
 @pytest.mark.parametrize(("own", "end"), (([2, 5], 2), (7, 7), (None, 2)), ids=str)
 def test_the_end_of_a_picture_of_emu3_is_that_of_the_model(own, end):
     """Of several the first, and without one that of its language model."""
@@ -346,16 +381,17 @@ def test_the_end_of_a_picture_of_emu3_is_that_of_the_model(own, end):
     assert find_adapter(model).begin(arguments()).ids[-4:].tolist() == [11, 12, 13, end]
 
 
-def test_source_pictures_of_glm_image():
+@pytest.mark.parametrize("name", ("pixel_values", "mm_encoder_outputs"))
+def test_source_pictures_of_glm_image(name):
     """They reach the model, in calls without guidance that ask for one picture of each prompt."""
     model, arguments = examples.glm_image()
-    adapter, pixels = find_adapter(model), torch.zeros(4, 12)
-    task = adapter.begin(arguments(pixel_values=pixels))
-    assert task.inputs["pixel_values"] is pixels
-    assert "pixel_values" not in adapter.begin(arguments()).inputs
+    adapter, given = find_adapter(model), torch.zeros(4, 12) if name == "pixel_values" else {"image": object()}
+    task = adapter.begin(arguments(**{name: given}))
+    assert task.inputs[name] is given
+    assert name not in adapter.begin(arguments()).inputs
     for more, hint in (({"guidance": 3.0}, "guidance_scale"), ({"num_return_sequences": 2}, "num_return_sequences")):
         with pytest.raises(UnsupportedTargetError, match=hint):
-            adapter.begin(arguments(pixel_values=pixels, **more))
+            adapter.begin(arguments(**{name: given}, **more))
 
 
 def test_glm_image_remembers_nothing_of_an_accelerated_call(monkeypatch):

@@ -281,6 +281,13 @@ def test_a_model_of_clips_draws_no_pictures():
         generation.load(str(zoo.path("tiny-wan")))
 
 
+def test_weights_in_the_format_of_janus_s_own_code_are_told_where_others_are(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "multi_modality"}')
+    with pytest.raises(UnsupportedTargetError, match="such as deepseek-community/Janus-Pro-7B") as error:
+        generation.load(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
 def test_passes_of_emu3_are_counted_too(monkeypatch):
     """Its language model has another name, and its configuration tells no number of tokens."""
     monkeypatch.setattr(painters, "tqdm", Bar)
@@ -328,7 +335,8 @@ def emu3_painter():
     seen = {}
 
     def processor(text, **told):
-        assert told == {"padding": True, "return_tensors": "pt", "return_for_image_generation": True}
+        padded = {"padding": True, "padding_side": "left"}  # whichever side the tokenizer has by itself
+        assert told == {**padded, "return_tensors": "pt", "return_for_image_generation": True}
         ids = torch.tensor([[len(words)] * 2 for words in text])
         return BatchFeature(
             {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_sizes": [[2, 3]] * len(text)}

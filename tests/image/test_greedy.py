@@ -280,6 +280,19 @@ def test_greedy_distribution_is_one_hot():
     assert torch.equal(p.argmax(-1), logits.argmax(-1)) and torch.equal(p.sum(-1), torch.ones(2, 3))
 
 
+@pytest.mark.parametrize(
+    "method", (SpeculativeJacobi(window=4), ZipAR(window=2), GroupedSpeculative(window=4)), ids=str
+)
+@pytest.mark.parametrize("family", ("emu3", "glm_image"))
+def test_batches_are_drawn_under_autocast(family, method):
+    """Where keys that were rotated are float32, and values are not."""
+    model, call = build(family, GUIDANCE[family][0], 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = own(family, model, call)
+        with mmaccel.accelerate(model, method) as fast:
+            assert fast.generate(**call).shape == plain.shape and fast.report.engaged
+
+
 @pytest.mark.parametrize("way", ("pre-hook", "hook", "forward"))
 def test_what_is_hooked_to_the_head_counts(way):
     model, call = build("emu3", 3.0, 1)

@@ -3,6 +3,8 @@
 Tensors of the meta device hold nothing, and tell where they are.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensor_calls import TensorCalls
@@ -11,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmaccel.adapter import find_adapter
 from mmaccel.cache import RollbackCache
 from mmaccel.image import examples
+from mmaccel.image.decoding import task as tasks
 from mmaccel.image.decoding.grid_decoder import GridDecoder
+from mmaccel.image.decoding.task import language_model
 
 META = torch.device("meta")
 
@@ -49,6 +53,29 @@ def test_distributions_are_where_the_prompt_is(family):
     decoder.device, decoder.forced = META, decoder.forced.to(META)
     hidden = torch.zeros(task.branches * task.batch, 1, examples.TEXT["hidden_size"])
     assert decoder.distribution(hidden, torch.zeros(2, 1, dtype=torch.long, device=META)).is_meta
+
+
+@pytest.mark.parametrize("family", ("janus", "emu3", "glm_image"))
+def test_prompts_on_the_cpu_are_read_where_the_model_is(family, monkeypatch):
+    """Codes are drawn on the CPU then, as by the model's own generate."""
+    task, seen = task_of(family), []
+    inner, text = task.model.model, language_model(task.model)
+    monkeypatch.setattr(tasks, "pass_device", lambda model, ids: META)
+    task.model.to(META)
+
+    def read(**given):
+        seen.append({name: value.device for name, value in given.items() if isinstance(value, torch.Tensor)})
+        inner._cached_decode_position_ids = torch.zeros(2, 3, 9, dtype=torch.long, device=META)
+        rows = given["inputs_embeds" if "inputs_embeds" in given else "input_ids"]
+        return SimpleNamespace(last_hidden_state=torch.zeros(*rows.shape[:2], 32, device=META))
+
+    monkeypatch.setattr(inner if family == "glm_image" else text, "forward", read)
+    assert task.prefill(RollbackCache(task.model.config, 8)).is_meta
+    monkeypatch.setattr(text, "forward", read)
+    index = torch.zeros(task.branches * task.batch, 2, dtype=torch.long)
+    task.run(task.embed(index), torch.ones(len(index), 1, 2, 8, dtype=torch.bool), index, None)
+    assert len(seen) == 2 and all(len(each) >= 3 and {*each.values()} == {META} for each in seen)
+    assert task.device == torch.device("cpu")
 
 
 def test_codes_are_read_where_the_head_is():
