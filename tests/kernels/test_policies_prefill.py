@@ -5,12 +5,8 @@ import itertools
 
 import pytest
 import torch
-<<<<<<< HEAD
 from apple_gpu import MPS, AppleGpu, IntelGpu
-=======
-from apple_gpu import MPS, AppleGpu
 from largest_tensor import Largest
->>>>>>> contexts
 
 from mmaccel import kernels
 from mmaccel.kernels import BlockPlan, policies
