@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.method import Held
@@ -16,7 +16,7 @@ from ..assistant import AssistantCost
 from ..grown_method import GrownMethod
 from ..sources import Source
 from .draft_head import DraftHead
-from .guesses import HeadGuesses
+from .guesses import HeadGuesses, HeadSource
 from .steps import HeadSteps
 
 
@@ -26,6 +26,9 @@ class HeadMethod(GrownMethod):
 
     Subclasses say in :meth:`load` which head that is, and whether there is one.
     """
+
+    guesses: ClassVar[type[HeadSource]] = HeadGuesses
+    steps: ClassVar[type[HeadSteps]] = HeadSteps
 
     @property
     def has_head(self) -> bool:
@@ -38,7 +41,7 @@ class HeadMethod(GrownMethod):
 
     def held(self) -> tuple[Held, ...]:
         """What the other guesses need, and the head."""
-        head = Held("the head, and for each row of a batch the keys and values of its layer")
+        head = Held("the head, and for each row of a batch the keys and values of its layers")
         return (*super().held(), *([head] if self.has_head else []))
 
     def learned(self, memory: dict[str, Any]) -> int:
@@ -95,5 +98,5 @@ class HeadMethod(GrownMethod):
         steps = call.shared.get("head")
         if steps is None:
             head, forbidden = self._head(call.session), self._forbidden(call.session)
-            steps = call.shared["head"] = HeadSteps(head, cost, call.rows, forbidden, call.dice)
-        return [*found, HeadGuesses(steps, told, branches=call.branches, row=row)]
+            steps = call.shared["head"] = self.steps(head, cost, call.rows, forbidden, call.dice)
+        return [*found, self.guesses(steps, told, branches=call.branches, row=row)]
