@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .drafts.eagle_draft import EagleDraft
     from .drafts.fused_draft import FusedDraft
     from .drafts.model_draft import ModelDraft
+    from .drafts.mtp_draft import MTPDraft
     from .drafts.suffix_decoding import SuffixDecoding
     from .drafts.text_draft import TextDraft
     from .drafts.token_recycling import TokenRecycling
@@ -75,6 +76,7 @@ __all__ = [
     "JoinedContext",
     "Kept",
     "LightPipeline",
+    "MTPDraft",
     "ModelDraft",
     "ResponseGate",
     "PrefillDrop",

@@ -259,7 +259,7 @@ def fill(report: Report, run: DraftedRun) -> None:
         report.details["chains"] = run.chains
     if stats.forwards and not stats.accepted:
         report.warnings.append(_why_nothing(run))
-    run.method.tell(report, run.given)
+    run.method.tell(report, run.given, run.session.memory)
 
 
 def _why_nothing(run: DraftedRun) -> str:

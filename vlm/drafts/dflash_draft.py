@@ -10,17 +10,16 @@ from mmaccel.decoding.drafters.heads.dflash_head import DFlashHead
 from mmaccel.decoding.drafters.heads.dflash_steps import BlockSteps
 from mmaccel.decoding.drafters.heads.dflash_weights import configuration, load_dflash
 from mmaccel.decoding.drafters.heads.guesses import HeadSource
-from mmaccel.decoding.drafters.heads.published_method import PublishedHeadMethod
 from mmaccel.decoding.drafters.heads.steps import HeadSteps
 from mmaccel.method import Advice
 from mmaccel.registry import register
 
-from .fused_draft import FusedDraft
+from .published_draft import PublishedDraft
 
 
 @register("vlm")
 @dataclass(frozen=True)
-class DFlashDraft(PublishedHeadMethod, FusedDraft):
+class DFlashDraft(PublishedDraft):
     """Draft whole blocks with a DFlash model that was trained for this one (Chen et al., 2026), beside what repeats.
 
     DFlash is published for many models, such as ``z-lab/Qwen3-4B-DFlash-b16`` for Qwen3-4B: some layers that read the
@@ -66,7 +65,7 @@ class DFlashDraft(PublishedHeadMethod, FusedDraft):
         "Models for which a draft model is published or trained; free text too, of which nothing repeats.",
         "Nothing in quality; the memory of the draft model and its cache, and up to 35 MB for what is learned.",
     )
-    example: ClassVar[str] = "z-lab/Qwen3-4B-DFlash-b16"
+    without: ClassVar[str] = 'no draft model guesses: name one, as in DFlashDraft(head="z-lab/Qwen3-4B-DFlash-b16")'
     guesses: ClassVar[type[HeadSource]] = BlockGuesses
     steps: ClassVar[type[HeadSteps]] = BlockSteps
 

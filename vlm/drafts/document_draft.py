@@ -147,9 +147,9 @@ class DocumentDraft(TextDraft):
             told[page][number] = text
         given.join(model, told)
 
-    def tell(self, report: Report, given: Prediction | None) -> None:
+    def tell(self, report: Report, given: Prediction | None, memory: dict[str, Any]) -> None:
         """Say how much of the pages was as drafted, and what their regions took."""
-        super().tell(report, given)
+        super().tell(report, given, memory)
         if not isinstance(given, Document):
             return
         count = sum(map(len, given.regions))

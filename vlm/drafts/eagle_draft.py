@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 
 from mmaccel.decoding.drafters.heads.eagle_head import EagleHead
 from mmaccel.decoding.drafters.heads.eagle_weights import configuration, load_head
-from mmaccel.decoding.drafters.heads.published_method import PublishedHeadMethod
 from mmaccel.method import Advice
 from mmaccel.registry import register
 
-from .fused_draft import FusedDraft
+from .published_draft import PublishedDraft
 
 
 @register("vlm")
 @dataclass(frozen=True)
-class EagleDraft(PublishedHeadMethod, FusedDraft):
+class EagleDraft(PublishedDraft):
     """Draft with an EAGLE-3 head that was trained for the model (Li et al., 2025), beside repeats and recycled tokens.
 
     Heads are published for many models, such as ``AngelSlim/Qwen3-4B_eagle3`` for Qwen3-4B; one is a layer of a few per
@@ -60,7 +59,7 @@ class EagleDraft(PublishedHeadMethod, FusedDraft):
         "Models for which a head is published or trained; free text too, of which nothing repeats.",
         "Nothing in quality; the memory of the head and its cache, and up to 35 MB for what is learned.",
     )
-    example: ClassVar[str] = "AngelSlim/Qwen3-4B_eagle3"
+    without: ClassVar[str] = 'no head guesses: name one, as in EagleDraft(head="AngelSlim/Qwen3-4B_eagle3")'
 
     def check(self, path: str, model: Any) -> None:
         configuration(path, model)

@@ -83,7 +83,7 @@ class TextDraft(FusedDraft):
         found = super().sources(call, row)
         return found if call.given is None else [call.given.sources[row], *found]
 
-    def tell(self, report: Report, given: Prediction | None) -> None:
+    def tell(self, report: Report, given: Prediction | None, memory: dict[str, Any]) -> None:
         """Say how much of the answer was as predicted."""
         if given is None or not given.sources:
             return

@@ -66,7 +66,7 @@ class DraftMethod(Method[Session]):
         if kwargs.get("prediction") is not None:
             raise SettingError(f"{type(self).__name__} takes no prediction; vlm.TextDraft does")
 
-    def tell(self, report: Report, given: Any) -> None:
+    def tell(self, report: Report, given: Any, memory: dict[str, Any]) -> None:
         """Say in the report of a call what else there is to say of its drafts, and of what was taken for them."""
 
     def learned(self, memory: dict[str, Any]) -> int:

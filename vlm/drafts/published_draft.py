@@ -1,27 +1,26 @@
-"""What methods share that draft with a head which is published, and named by its folder or repository."""
+"""Base of the methods that draft with a head which is published in a folder or repository of its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import Any, ClassVar
+from typing import Any
 
-from mmaccel.report import Report
+from mmaccel.decoding.drafters.heads.draft_head import DraftHead
+from mmaccel.method import Held
 
-from .draft_head import DraftHead
-from .head_method import HeadMethod
+from .fused_draft import FusedDraft
+from .head_draft import HeadDraft, require_readable
 
 
 @dataclass(frozen=True)
-class PublishedHeadMethod(HeadMethod):
-    """A session's `generate` with the guesses of a published head; without one, with the other guesses alone.
+class PublishedDraft(HeadDraft):
+    """:class:`HeadDraft` with a published head; without one, :class:`FusedDraft`.
 
-    Subclasses say in :meth:`check` and :meth:`read` how it is published.
+    Subclasses say in :meth:`check` and :meth:`read` how heads are published.
     """
 
     head: str | PathLike[str] = ""
-
-    example: ClassVar[str] = ""  # a repository
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,18 +31,19 @@ class PublishedHeadMethod(HeadMethod):
         """Whether there is a head."""
         return bool(self.head)
 
-    @property
-    def has_head(self) -> bool:
-        return bool(self.head)
+    def held(self) -> tuple[Held, ...]:
+        """What :class:`FusedDraft` learns, and the head."""
+        return super().held() if self.head else FusedDraft.held(self)
 
     def require_fit(self, model: Any) -> None:
         """Refuse a model that the head was not trained for."""
         super().require_fit(model)
         if self.head:
+            require_readable(model)
             self.check(fspath(self.head), model)
 
-    def load(self, model: Any) -> DraftHead:
-        return self.read(fspath(self.head), model)
+    def load(self, model: Any) -> DraftHead | None:
+        return self.read(fspath(self.head), model) if self.head else None
 
     def check(self, path: str, model: Any) -> None:
         """Refuse a head that was not trained for a model."""
@@ -52,10 +52,3 @@ class PublishedHeadMethod(HeadMethod):
     def read(self, path: str, model: Any) -> DraftHead:
         """The head in a folder or repository, for a model."""
         raise TypeError(f"{type(self).__name__} does not say how its head is published")  # pragma: no cover
-
-    def tell(self, report: Report, given: Any) -> None:
-        """Say where no head was named."""
-        super().tell(report, given)
-        if not self.head:
-            name = type(self).__name__
-            report.warnings.append(f'no head guesses: name one, as in {name}(head="{self.example}")')

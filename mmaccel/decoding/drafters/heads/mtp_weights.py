@@ -1,0 +1,165 @@
+"""Layers of multi-token prediction in a checkpoint, which transformers leaves there."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from os.path import isdir
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.utils.hub import cached_file
+
+from mmaccel.errors import UnsupportedTargetError, WeightsError
+
+from .draft_head import dense
+from .mtp_head import MTPHead
+
+ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PARTS = {  # as DeepSeek, GLM and others call them, and as Qwen, EXAONE and others do
+    "enorm": "embedding_norm", "pre_fc_norm_embedding": "embedding_norm",
+    "hnorm": "hidden_norm", "pre_fc_norm_hidden": "hidden_norm",
+    "eh_proj": "fc", "fc": "fc",
+    "shared_head.norm": "norm", "norm": "norm",
+}  # fmt: skip
+SHARED = ("embed_tokens.", "shared_head.head.", "lm_head.")  # the model's own once more
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def find_layers(path: str, model: Any) -> dict[str, str]:
+    """Tensors of the first layer of multi-token prediction in a folder or repository: their names, and their files.
+
+    Raises
+    ------
+    WeightsError
+        If there are no safetensors.
+    """
+    number = model.config.get_text_config(decoder=True).num_hidden_layers
+    known = re.compile(rf"(.*?\b)(mtp\.|layers\.{number}\.)")
+    files = _files(path, model)
+    first = next((name for name in files if known.match(name) and _own(name) == "fc.weight"), "")
+    begin = known.match(first)
+    return {} if begin is None else {name: file for name, file in files.items() if name.startswith(begin[0])}
+
+
+def load_mtp(path: str, names: dict[str, str], model: Any) -> MTPHead:
+    """The head that is made of tensors of :func:`find_layers`, for a model that is loaded.
+
+    Raises
+    ------
+    WeightsError
+        If the layer is not one of the model's kind, or is quantized.
+    UnsupportedTargetError
+        If the model's layers are called otherwise than a head can, or are off-loaded.
+    """
+    weights = {own: _read(file, name) for name, file in names.items() if (own := _own(name))}
+    quantized = [name for name, value in weights.items() if not value.is_floating_point() or "scale" in name]
+    if quantized or any(value.element_size() < 2 for value in weights.values()):
+        raise WeightsError(
+            f"the MTP layer of {path} is quantized ({(quantized or ['float8'])[0]}), and is read in bfloat16, float16"
+            " or float32 only: give checkpoint= of the model that it was made from"
+        )
+    weights = _stacked(weights)
+    config = layer_configuration(model, is_sparse=any(".experts." in name for name in weights))
+    try:
+        with torch.device("meta"):
+            head = MTPHead(config, model)
+        final = dense(model.get_decoder().norm.weight)
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedTargetError(
+            f"{type(model).__name__} has no layers of the kind whose MTP layer is known ({error}): use vlm.FusedDraft()"
+        ) from error
+    weights["final_norm.weight"] = final.to("cpu", weights["fc.weight"].dtype)
+    state = head.state_dict()
+    wrong = [name for name, value in state.items() if name not in weights or weights[name].shape != value.shape]
+    wrong.extend(name for name in weights if name not in state)
+    if wrong:
+        raise WeightsError(f"the MTP layer of {path} is not one of {type(model).__name__}: {wrong[:3]}")
+    head.load_state_dict(weights, assign=True)
+    head.draft_tokens = torch.arange(len(model.get_output_embeddings().weight))
+    head.eval().requires_grad_(False).beside(model)
+    return head
+
+
+def _files(path: str, model: Any) -> dict[str, str]:
+    """Names of all tensors of a checkpoint, and the files they are in."""
+    told: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
+    if not isdir(path) and path == model.name_or_path:
+        told["revision"] = getattr(model.config, "_commit_hash", None)
+    try:
+        one = cached_file(path, ONE, **told)
+        if one is not None:
+            with safe_open(one, "pt") as file:
+                return dict.fromkeys(file.keys(), str(one))
+        index = cached_file(path, INDEX, **told)
+        if index is None:
+            raise WeightsError(f"{path} has no {ONE}")
+        names = json.loads(Path(index).read_text())["weight_map"]
+        files = {file: str(cached_file(path, file, **told)) for file in sorted(set(names.values()))}
+    except OSError as error:
+        raise WeightsError(f"{path}: {str(error).splitlines()[0]}") from error
+    return {name: files[file] for name, file in names.items()}
+
+
+def _own(name: str) -> str:
+    """What the head calls a tensor of a checkpoint; empty for those that it has from the model, or of later layers."""
+    told = re.sub(r"^.*?(?:\bmtp\.layers\.|\bmtp\.|\blayers\.)(?=.)", "", name)
+    number, _, rest = told.partition(".")
+    if not number.isdigit():
+        rest = told
+    elif "mtp." in name and number != "0":
+        return ""
+    if rest.startswith(SHARED):
+        return ""
+    part, _, kind = rest.rpartition(".")
+    return f"{PARTS[part]}.{kind}" if part in PARTS else f"layer.{rest}"
+
+
+def _read(file: str, name: str) -> Tensor:
+    with safe_open(file, "pt") as opened:
+        value: Tensor = opened.get_tensor(name)
+    return value
+
+
+def _stacked(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts of a layer in one tensor, as the classes of transformers have them."""
+    experts: dict[str, dict[int, dict[str, Tensor]]] = {}
+    found = {}
+    for name, value in weights.items():
+        match = EXPERT.fullmatch(name)
+        if match is None:
+            found[name] = value
+        else:
+            experts.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = value
+    for name, parts in experts.items():
+        ordered = [parts[number] for number in sorted(parts)]
+        found[f"{name}.gate_up_proj"] = torch.stack([torch.cat([each["gate"], each["up"]]) for each in ordered])
+        found[f"{name}.down_proj"] = torch.stack([each["down"] for each in ordered])
+    return found
+
+
+def layer_configuration(model: Any, is_sparse: bool) -> PretrainedConfig:
+    """Of one layer of the model's kind."""
+    config = copy.deepcopy(model.config.get_text_config(decoder=True))
+    count = config.num_hidden_layers
+    kinds = getattr(config, "mtp_layer_types", None) or ["full_attention"]
+    told: dict[str, Any] = {
+        "layer_types": kinds[:1],
+        "mlp_layer_types": ["sparse" if is_sparse else "dense"],
+        "first_k_dense_replace": 0 if is_sparse else 1,
+        "mlp_only_layers": [] if is_sparse else [0],
+        "decoder_sparse_step": 1,
+    }
+    for name, value in told.items():
+        if getattr(config, name, None) is not None:
+            setattr(config, name, value)
+    config.num_hidden_layers, config._attn_implementation = 1, "sdpa"
+    config.layers_read = (count,)
+    config.window = config.sliding_window if kinds[0] == "sliding_attention" else None
+    config.hidden_first = bool(getattr(config, "mtp_hidden_states_first", False))
+    return config

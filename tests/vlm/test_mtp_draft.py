@@ -1,0 +1,169 @@
+"""MTPDraft: the layer of multi-token prediction of a checkpoint drafts, and the text stays the model's."""
+
+import mtp_layers
+import pytest
+import torch
+from draft_models import NEW, call, deepseek_v3, qwen3_next
+from mtp_layers import DEEPSEEK, QWEN, glm4_moe, qwen3_5
+from torch.nn import functional
+from transformers import AutoModelForImageTextToText, DynamicCache
+from transformers.modeling_layers import MtpModel
+
+import mmaccel
+from mmaccel.decoding.drafters.heads.mtp_weights import find_layers, load_mtp
+from mmaccel.errors import SettingError, UnsupportedTargetError, WeightsError
+from mmaccel.vlm import MTPDraft, examples, visual_examples
+
+KINDS = {
+    "qwen3_5": (qwen3_5, QWEN, False),
+    "qwen3_next": (qwen3_next, QWEN, True),
+    "glm4_moe": (glm4_moe, DEEPSEEK, True),
+    "deepseek_v3": (deepseek_v3, DEEPSEEK, True),
+    "llama": (lambda: examples.llama()[0], QWEN, False),
+}
+
+
+def saved(folder, kind, **more):
+    make, layout, is_sparse = KINDS[kind]
+    model = make()
+    head = mtp_layers.random_head(model, is_sparse)
+    return mtp_layers.write(folder, model, head, layout, **more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("batch", "pad", "sampled"), ((1, 0, False), (1, 0, True), (3, 4, False)))
+def test_the_text_is_the_models(kind, batch, pad, sampled, tmp_path):
+    model = saved(tmp_path, kind)
+    given = call(batch, pad, do_sample=sampled)
+    torch.manual_seed(2)
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, MTPDraft(always=True)) as fast:
+        for _ in range(2):
+            torch.manual_seed(2)
+            assert torch.equal(fast.generate(**given), plain)
+            assert fast.report.exact and fast.report.details["drafted"]
+            assert not any("multi-token" in text for text in fast.report.warnings)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", ("glm4_moe", "deepseek_v3"))
+def test_a_layer_is_computed_as_transformers_does(kind, tmp_path, monkeypatch):
+    model = saved(tmp_path, kind)
+    monkeypatch.setattr(model, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.3\."])  # not of 61 layers
+    theirs = MtpModel.from_pretrained(model)
+    ours = load_mtp(str(tmp_path), find_layers(str(tmp_path), model), model)
+    ids = call(1)["input_ids"]
+    states = []
+    handle = model.get_decoder().layers[-1].register_forward_hook(lambda _, __, out: states.append(out))
+    normed = model(ids, output_hidden_states=True).hidden_states[-1]
+    handle.remove()
+    count = ids.shape[1] - 1
+    places = torch.arange(1, count + 1)[None]
+    expected = theirs.forward_layer(0, normed[:, :-1], places, DynamicCache(), input_ids=ids[:, 1:])
+    mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
+    found = ours(ids[:, 1:], ours.join(states[0][:, :-1]), places, mask, DynamicCache())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_that_was_trained_is_mostly_right(tmp_path):
+    """Where it reads embedding and state in the order of its training, and else it is not."""
+    model, given = qwen3_5(), call(4, 0)
+    head = mtp_layers.random_head(model).requires_grad_(True)
+    learn(head, model, model.generate(**given))
+    first = {**given, **{name: given[name][:1] for name in ("input_ids", "attention_mask")}}
+    assert passes_of(mtp_layers.write(tmp_path / "a", model, head), first) < 19, f"of {NEW} without drafts"
+    head.fc.weight.data = head.fc.weight.data.roll(head.fc.in_features // 2, 1)
+    assert passes_of(mtp_layers.write(tmp_path / "b", model, head), first) > 24
+
+
+def passes_of(model, given):
+    with mmaccel.accelerate(model, MTPDraft(always=True, block=4, remember=0)) as fast:
+        fast.generate(**given)
+        return fast.report.forwards
+
+
+def learn(head, model, texts, steps=150):
+    """Train a head on what a model writes."""
+    head.beside(model)
+    states = []
+    handle = model.get_decoder().layers[-1].register_forward_hook(lambda _, __, out: states.append(out))
+    with torch.no_grad():
+        model(texts)
+    handle.remove()
+    hidden = head.join(states[0]).detach()[:, :-2]
+    count = hidden.shape[1]
+    mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
+    places = torch.arange(count).expand(len(texts), -1)
+    optimizer = torch.optim.Adam([value for name, value in head.named_parameters() if "final" not in name], 3e-3)
+    for _ in range(steps):
+        state, loss = hidden, 0
+        for depth in range(2):  # its own states too
+            kept = count - depth
+            state = head(texts[:, 1 + depth : 1 + count], state[:, :kept], places[:, :kept],
+                         mask[..., :kept, :kept], DynamicCache())  # fmt: skip
+            wanted = texts[:, 2 + depth : 2 + count]
+            loss = loss + functional.cross_entropy(head.logits(state).flatten(0, 1), wanted.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    head.requires_grad_(False)
+
+
+def test_a_checkpoint_in_parts_and_in_half_precision(tmp_path):
+    model = saved(tmp_path, "qwen3_5", sharded=True, change=lambda found: {n: v.bfloat16() for n, v in found.items()})
+    given = call()
+    with mmaccel.accelerate(model, MTPDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**given), model.generate(**given))
+        assert fast.report.details["drafted"] and not fast.report.warnings
+
+
+def test_questions_about_clips(tmp_path):
+    """Positions of three axes, and placeholders that are never drafted."""
+    model, arguments = visual_examples.qwen3_vl()
+    model = mtp_layers.write(tmp_path, model, mtp_layers.random_head(model))
+    assert isinstance(model, AutoModelForImageTextToText._model_mapping[type(model.config)])
+    given = arguments(1)
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, MTPDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**given), plain)
+        assert fast.report.details["drafted"] and not any("multi-token" in text for text in fast.report.warnings)
+
+
+def test_a_checkpoint_without_such_a_layer_is_told(tmp_path):
+    model = examples.llama()[0]
+    with mmaccel.accelerate(model, MTPDraft(always=True)) as fast:
+        fast.generate(**call())
+        assert any("no layer of multi-token prediction" in text for text in fast.report.warnings)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match="has no layer of multi-token prediction: use vlm.FusedDraft"):
+        mmaccel.accelerate(model, MTPDraft(checkpoint=tmp_path))
+    with pytest.raises(WeightsError, match="nowhere"):
+        mmaccel.accelerate(model, MTPDraft(checkpoint=str(tmp_path / "nowhere")))
+    with pytest.raises(SettingError, match="checkpoint must be a folder or a repository"):
+        MTPDraft(checkpoint=3)
+
+
+def test_layers_of_another_model_or_kind_are_refused(tmp_path):
+    def quantized(found):
+        return {**found, "mtp.fc.weight_scale_inv": torch.ones(1)}
+
+    def torn(found):
+        return {name: value for name, value in found.items() if "q_proj" not in name}
+
+    with pytest.raises(WeightsError, match=r"is quantized \(fc.weight_scale_inv\)"):
+        mmaccel.accelerate(saved(tmp_path / "a", "llama", change=quantized), MTPDraft())
+    with pytest.raises(WeightsError, match="is not one of LlamaForCausalLM: .*q_proj"):
+        mmaccel.accelerate(saved(tmp_path / "b", "llama", change=torn), MTPDraft())
+    model = saved(tmp_path / "c", "llama")
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to("meta"))
+    with pytest.raises(UnsupportedTargetError, match="has its lm_head off-loaded"):
+        mmaccel.accelerate(model, MTPDraft())
+
+
+def test_a_model_made_from_another_checkpoint_is_given_the_layer_by_name(tmp_path):
+    model = saved(tmp_path, "llama")
+    own = examples.llama()[0]
+    with mmaccel.accelerate(own, MTPDraft(checkpoint=tmp_path, always=True)) as fast:
+        given = call()
+        assert torch.equal(fast.generate(**given), model.generate(**given))
+        assert fast.report.details["drafted"] and not fast.report.warnings
