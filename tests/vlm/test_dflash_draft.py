@@ -8,15 +8,15 @@ import torch
 from dflash_models import BLOCK, FORMATS, MASK
 from draft_models import NEW, call, gemma3, qwen3_next, sharp
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
 from transformers.cache_utils import DFlashCache
 
 import mmaccel
 from mmaccel.decoding.drafters.assistant import AssistantCost
 from mmaccel.decoding.drafters.heads.dflash_guesses import BlockGuesses
-from mmaccel.decoding.drafters.heads.dflash_head import layers_read
+from mmaccel.decoding.drafters.heads.dflash_head import DFlashHead, layers_read
 from mmaccel.decoding.drafters.heads.dflash_steps import BlockSteps
-from mmaccel.decoding.drafters.heads.dflash_weights import load_dflash
+from mmaccel.decoding.drafters.heads.dflash_weights import configuration, load_dflash
 from mmaccel.decoding.drafters.heads.steps import HeadStep
 from mmaccel.decoding.drafters.pass_cost import PassCost
 from mmaccel.decoding.drafters.steps import together
@@ -301,6 +301,47 @@ def test_which_layers_are_read_where_a_checkpoint_does_not_say():
     assert layers_read(64, 1) == (33,) and layers_read(64, 2) == (2, 62)
 
 
+PUBLISHED = {  # as z-lab/Qwen3-4B-DFlash-b16 says
+    "architectures": ["DFlashDraftModel"],
+    "attention_bias": False,
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+    "block_size": 16,
+    "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
+    "dtype": "bfloat16",
+    "head_dim": 128,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "layer_types": ["full_attention"] * 5,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 5,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 8,
+    "num_target_layers": 36,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def test_the_sizes_of_a_published_one(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    sizes = {name: PUBLISHED[name] for name in ("hidden_size", "intermediate_size", "head_dim", "vocab_size")}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 36}
+    with torch.device("meta"):
+        found = DFlashHead(configuration(str(tmp_path), Qwen3ForCausalLM(Qwen3Config(**sizes, **heads))))
+    config, shapes = found.config, {name: tuple(value.shape) for name, value in found.state_dict().items()}
+    assert (config.layers_read, config.block, config.sees) == ((2, 10, 18, 26, 34), 16, [(None, False)] * 5)
+    assert config.rope_parameters["rope_theta"] == 1000000
+    assert shapes["fc.weight"] == (2560, 5 * 2560) and shapes["layers.4.self_attn.q_norm.weight"] == (128,)
+    assert 2 * sum(value.numel() for value in found.parameters()) == pytest.approx(1.07e9, rel=0.01), "of its file"
+
+
 def test_a_part_of_the_vocabulary_is_drafted(model, tmp_path):
     path = dflash_models.write(tmp_path, model, "speculators", draft_vocab_size=32)
     weights = load_file(tmp_path / "model.safetensors")
@@ -513,8 +554,6 @@ def test_what_it_reads_may_not_be_off_loaded(head, part, name):
 
 
 def test_encoder_decoders_are_refused(head):
-    from transformers import T5Config, T5ForConditionalGeneration
-
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
     with pytest.raises(UnsupportedTargetError):
         mmaccel.accelerate(T5ForConditionalGeneration(T5Config(**sizes)), DFlashDraft(head=head))
