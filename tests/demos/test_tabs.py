@@ -259,6 +259,8 @@ FILES = (
     "vlm.StoredContext:folder=kept,least=1",
     "vlm.JoinedContext:gigabytes=0.01",
     "vlm.EagleDraft:head=some-org/some-head",
+    "vlm.MTPDraft:checkpoint=some-org/some-model",
+    "vlm.DFlashDraft:head=some-org/some-model",
     "image.ZipAR\nvlm.EagleDraft:head=/srv/head",
 )
 

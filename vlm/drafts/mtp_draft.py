@@ -75,6 +75,11 @@ class MTPDraft(HeadDraft):
         super().__post_init__()
         self._require(isinstance(self.checkpoint, str), "checkpoint", "a folder or a repository of the Hub")
 
+    @property
+    def uses_files(self) -> bool:
+        """Whether a checkpoint is named."""
+        return bool(self.checkpoint)
+
     def load(self, model: Any) -> MTPHead | None:
         given = fspath(self.checkpoint)
         path = given or model.name_or_path
