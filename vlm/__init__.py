@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .decoder.prefill_drop import PrefillDrop
     from .decoder.select_kv import SelectKV
     from .decoder.sparse_prefill import SparsePrefill
+    from .drafts.dflash_draft import DFlashDraft
     from .drafts.document_draft import DocumentDraft
     from .drafts.eagle_draft import EagleDraft
     from .drafts.fused_draft import FusedDraft
@@ -60,6 +61,7 @@ else:
 
 __all__ = [
     "CompressKV",
+    "DFlashDraft",
     "DocumentDraft",
     "DyCoke",
     "EagleDraft",

@@ -40,7 +40,7 @@ from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.tuning.tune import Tuning
 from mmaccel.video import EasyCache, HeterogeneousSteps, MagCache, TeaCache
 from mmaccel.video import examples as video_examples
-from mmaccel.vlm import EagleDraft, HoliTom, MTPDraft, SparsePrefill, StoredContext, SuffixDecoding
+from mmaccel.vlm import DFlashDraft, EagleDraft, HoliTom, MTPDraft, SparsePrefill, StoredContext, SuffixDecoding
 
 FAST = SpeculativeJacobi(window=8)
 
@@ -197,7 +197,10 @@ def test_numbers_of_numpy_and_torch_are_plain_settings(cls, given, plain):
     assert json.dumps(made.settings()) == json.dumps(cls(**plain).settings())
 
 
-@pytest.mark.parametrize(("cls", "name"), ((EagleDraft, "head"), (MTPDraft, "checkpoint"), (StoredContext, "folder")))
+NAMED = ((EagleDraft, "head"), (DFlashDraft, "head"), (MTPDraft, "checkpoint"), (StoredContext, "folder"))
+
+
+@pytest.mark.parametrize(("cls", "name"), NAMED)
 def test_paths_are_settings_as_texts(cls, name, tmp_path):
     made = cls(**{name: tmp_path})
     assert made == cls(**{name: str(tmp_path)})

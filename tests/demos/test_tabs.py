@@ -260,6 +260,7 @@ FILES = (
     "vlm.JoinedContext:gigabytes=0.01",
     "vlm.EagleDraft:head=some-org/some-head",
     "vlm.MTPDraft:checkpoint=some-org/some-model",
+    "vlm.DFlashDraft:head=some-org/some-model",
     "image.ZipAR\nvlm.EagleDraft:head=/srv/head",
 )
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import PathLike, fspath
 from typing import Any, ClassVar
 
 from mmaccel.decoding.drafters.heads.eagle_head import EagleHead
 from mmaccel.decoding.drafters.heads.eagle_weights import configuration, load_head
-from mmaccel.method import Advice, Held
+from mmaccel.method import Advice
 from mmaccel.registry import register
 
-from .fused_draft import FusedDraft
-from .head_draft import HeadDraft, require_readable
+from .published_draft import PublishedDraft
 
 
 @register("vlm")
 @dataclass(frozen=True)
-class EagleDraft(HeadDraft):
+class EagleDraft(PublishedDraft):
     """Draft with an EAGLE-3 head that was trained for the model (Li et al., 2025), beside repeats and recycled tokens.
 
     Heads are published for many models, such as ``AngelSlim/Qwen3-4B_eagle3`` for Qwen3-4B; one is a layer of a few per
@@ -56,35 +54,15 @@ class EagleDraft(HeadDraft):
     ...     print(fast.report)
     """
 
-    head: str | PathLike[str] = ""
-
     paper: ClassVar[str] = "EAGLE-3: Scaling up Inference Acceleration via Training-Time Test by Li et al., 2025"
     advice: ClassVar[Advice] = Advice(
         "Models for which a head is published or trained; free text too, of which nothing repeats.",
         "Nothing in quality; the memory of the head and its cache, and up to 35 MB for what is learned.",
     )
-
     without: ClassVar[str] = 'no head guesses: name one, as in EagleDraft(head="AngelSlim/Qwen3-4B_eagle3")'
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(isinstance(self.head, str), "head", "a folder or a repository of the Hub")
+    def check(self, path: str, model: Any) -> None:
+        configuration(path, model)
 
-    @property
-    def uses_files(self) -> bool:
-        """Whether there is a head."""
-        return bool(self.head)
-
-    def held(self) -> tuple[Held, ...]:
-        """What :class:`FusedDraft` learns, and the head."""
-        return super().held() if self.head else FusedDraft.held(self)
-
-    def require_fit(self, model: Any) -> None:
-        """Refuse a model that the head was not trained for."""
-        super().require_fit(model)
-        if self.head:
-            require_readable(model)
-            configuration(fspath(self.head), model)
-
-    def load(self, model: Any) -> EagleHead | None:
-        return load_head(fspath(self.head), model) if self.head else None
+    def read(self, path: str, model: Any) -> EagleHead:
+        return load_head(path, model)

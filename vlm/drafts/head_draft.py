@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from mmaccel.decoding.drafters.assistant import AssistantCost
 from mmaccel.decoding.drafters.heads.draft_head import DraftHead
-from mmaccel.decoding.drafters.heads.guesses import HeadGuesses
+from mmaccel.decoding.drafters.heads.guesses import HeadGuesses, HeadSource
 from mmaccel.decoding.drafters.heads.steps import HeadSteps
 from mmaccel.decoding.drafters.sources import Source
 from mmaccel.decoding.generation import Call
@@ -25,10 +25,13 @@ from .fused_draft import FusedDraft
 class HeadDraft(FusedDraft):
     """:class:`FusedDraft` with the guesses of a head that reads hidden states of the model.
 
-    Subclasses say in :meth:`load` which head that is, and in `without` what a report says where there is none.
+    Subclasses say in :meth:`load` which head that is, in `without` what a report says where there is none, and in
+    `steps` and `guesses` how it is asked.
     """
 
     without: ClassVar[str] = ""
+    steps: ClassVar[type[HeadSteps]] = HeadSteps
+    guesses: ClassVar[type[HeadSource]] = HeadGuesses
 
     def load(self, model: Any) -> DraftHead | None:
         """The head for a model; None where there is none."""
@@ -36,7 +39,7 @@ class HeadDraft(FusedDraft):
 
     def held(self) -> tuple[Held, ...]:
         """What :class:`FusedDraft` learns, and the head."""
-        return (*super().held(), Held("the head, and for each row of a batch the keys and values of its layer"))
+        return (*super().held(), Held("the head, and for each row of a batch the keys and values of its layers"))
 
     def learned(self, memory: dict[str, Any]) -> int:
         """Bytes of what :class:`FusedDraft` learned, and of the head."""
@@ -78,8 +81,8 @@ class HeadDraft(FusedDraft):
         steps = call.shared.get("head")
         if steps is None:
             forbidden = self._forbidden(call.session)
-            steps = call.shared["head"] = HeadSteps(head, cost, call.rows, forbidden, call.dice)
-        return [*found, HeadGuesses(steps, told, branches=call.branches, row=row)]
+            steps = call.shared["head"] = self.steps(head, cost, call.rows, forbidden, call.dice)
+        return [*found, self.guesses(steps, told, branches=call.branches, row=row)]
 
     def tell(self, report: Report, given: Any, memory: dict[str, Any]) -> None:
         """Say where there is no head."""

@@ -21,7 +21,7 @@ from .pass_cost import PassCost
 from .sources import LEVELS, Context, CostlySource, Guess, State
 
 RECENT = 9  # steps whose seconds count
-GUESSES = 64  # whose probabilities count
+GUESSES = 64  # first ones, whose probabilities count
 FEW = 16  # tokens of a step that counts: one of more reads a prompt, or a long draft that was right
 FADE = 0.95  # how much of what is known of its guesses counts after each token
 AGAIN = 64  # questions after which it is asked once more, where it was not worth its time
@@ -54,7 +54,7 @@ class AssistantCost:
         self.plain, self.rows = plain, rows
         self.seconds: deque[float] = deque(maxlen=RECENT)
         self._right = self._expected = 2.0  # guesses that were right, and that should have been
-        self._sure = deque([2 / 3], maxlen=GUESSES)
+        self._sure = deque[tuple[float, ...]]([(2 / 3,)], maxlen=GUESSES)
         self._idle: Counter[int] = Counter()  # questions that did not pay since the last that did, by row
 
     def observe_step(self, seconds: float, tokens: int = 1, rows: int = 1) -> None:
@@ -65,8 +65,12 @@ class AssistantCost:
 
     def observe_guess(self, is_right: bool, probability: float) -> None:
         """Its first guess for a pass, of which it was so sure, was right or not."""
-        self._right, self._expected = self._right * FADE + is_right, self._expected * FADE + probability
-        self._sure.append(probability)
+        self.observe_path(int(is_right), 1, (probability,))
+
+    def observe_path(self, right: int, judged: int, shares: tuple[float, ...]) -> None:
+        """Of its first path for a pass so many tokens were right; each had this share, of the first ones judged."""
+        self._right, self._expected = self._right * FADE + right, self._expected * FADE + sum(shares[:judged])
+        self._sure.append(shares)
 
     def observe_written(self, guess: tuple[int, float] | None, token: int) -> None:
         """The model wrote this token where the first guess, if there was one, stood with its probability."""
@@ -90,7 +94,7 @@ class AssistantCost:
             return True
         ratio = self.rows * median(self.seconds) / self.plain.curve.seconds(1)
         share *= self._right / self._expected
-        return fmean(max(0.0, share * probability - place) for probability in self._sure) > ratio
+        return fmean(sum(max(0.0, share * each - place) for each in shares) for shares in self._sure) > ratio
 
 
 class Assistant(CostlySource):

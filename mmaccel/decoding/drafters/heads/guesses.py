@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,8 +44,8 @@ class ReadPath:
     share: float
 
 
-class HeadGuesses(CostlySource):
-    """What the head of a model would write, token by token, as a tree.
+class HeadSource(CostlySource, ABC):
+    """Base of guesses that a head makes of what a model read of a text.
 
     Parameters
     ----------
@@ -70,8 +71,35 @@ class HeadGuesses(CostlySource):
         self.steps.forget(self.row)
         self._forget()
 
+    def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
+        self._judge(tokens)
+        self._text.extend(tokens)
+        self._forget()
+        states = self.take_states()
+        if len(states) and len(self._text) > 1:
+            self._unread.append(states[-len(self._text) + 1 :].to(self.steps.head.fc.weight))
+
+    @abstractmethod
+    def root(self) -> State:
+        """The state at the end of the text; None where nothing was read."""
+
+    @abstractmethod
+    def guesses(self, state: State) -> Iterator[Guess]:
+        """Tokens that may follow, the likeliest first."""
+
+    @abstractmethod
+    def _judge(self, tokens: Sequence[int]) -> None:
+        """Learn how often guesses are right: the text goes on with these tokens."""
+
+    @abstractmethod
     def _forget(self) -> None:
         """The text goes on: what was guessed of it is of no more use."""
+
+
+class HeadGuesses(HeadSource):
+    """What the head of a model would write, token by token, as a tree."""
+
+    def _forget(self) -> None:
         self._nodes: dict[Path, ReadPath] = {}
         self._guess: tuple[int, float] | None = None  # for the next token, and how sure it is
 
@@ -103,13 +131,8 @@ class HeadGuesses(CostlySource):
         for token, probability in likely:
             yield token, (self.kind, bisect(LEVELS, probability)), ((*path, token), share * probability)
 
-    def learn(self, tokens: Sequence[int], ends: Sequence[Context], likely: Sequence[Likely]) -> None:
+    def _judge(self, tokens: Sequence[int]) -> None:
         self.steps.cost.observe_written(self._guess, tokens[0])
-        self._text.extend(tokens)
-        self._forget()
-        states = self.take_states()
-        if len(states) and len(self._text) > 1:
-            self._unread.append(states[-len(self._text) + 1 :].to(self.steps.head.fc.weight))
 
     def _feed(self, path: Path) -> Waiting[None]:
         """Read a path that follows the text, and those beside it that pay too."""

@@ -105,11 +105,16 @@ class HeadSteps:
             self._read(texts)
         if guesses:
             self._guess(guesses)
-        states = torch.stack([state for step in steps for state in step.hidden])
-        found = iter(self._likely(states, steps[0].depth))  # which only counts where there is one row
-        for step in steps:
-            step.likely = [next(found) for _ in step.hidden]
-        self.cost.observe_step(self._now() - began, max(len(step.tokens) for step in steps), len(steps))
+        if states := [state for step in steps for state in step.hidden]:
+            depths = [depth for step in steps for depth in self._depths(step)]
+            found = iter(self._likely(torch.stack(states), depths))
+            for step in steps:
+                step.likely = [next(found) for _ in step.hidden]
+        self.cost.observe_step(self._now() - began, max(len(step.states) for step in steps), len(steps))
+
+    def _depths(self, step: HeadStep) -> Sequence[int]:
+        """Tokens that are guessed before what follows each state of a step."""
+        return [step.depth] * len(step.hidden)
 
     def _read(self, steps: Sequence[HeadStep]) -> None:
         """Read what texts went on with."""
@@ -123,7 +128,7 @@ class HeadSteps:
             own = torch.eye(places.shape[1], dtype=torch.bool)[None] & (places < 0)[..., None]  # what is padding
             before = self._held.shape[1]
             self._held = torch.cat([self._held, places], 1)
-            seen = self._seen(places)
+            seen = self._seen(places, self.head.config.window)
             seen[..., before:] |= own
             tokens = self._padded([(step, torch.tensor(step.tokens[part])) for step, part in parts])
             joined = self.head.join(self._padded([(step, step.states[part]) for step, part in parts]))
@@ -145,7 +150,7 @@ class HeadSteps:
             step.columns = [first + number for number in range(len(step.tokens))]
         tokens = self._padded([(step, torch.tensor(step.tokens)) for step in steps])
         states = self._padded([(step, step.states) for step in steps])
-        hidden = self._step(tokens, states, places, torch.cat([self._seen(places), own], -1))
+        hidden = self._step(tokens, states, places, torch.cat([self._seen(places, self.head.config.window), own], -1))
         for step in steps:
             step.hidden = list(hidden[step.row, : len(step.tokens)])
 
@@ -160,10 +165,10 @@ class HeadSteps:
             whole[step.row, : len(part)] = part
         return whole
 
-    def _seen(self, places: Tensor) -> Tensor:
+    def _seen(self, places: Tensor, window: int | None) -> Tensor:
         """Which columns of the texts are seen from positions `[B, N]`, `[B, N, M]`."""
         far = places[..., None] - self._held[:, None]
-        return (far >= 0) & (far < (self.head.config.window or sys.maxsize)) & (self._held >= 0)[:, None]
+        return (far >= 0) & (far < (window or sys.maxsize)) & (self._held >= 0)[:, None]
 
     def _step(self, tokens: Tensor, hidden: Tensor, places: Tensor, seen: Tensor) -> Tensor:
         """The head's states `[B, N, H]` for tokens at some positions, each beside the state before it."""
@@ -173,7 +178,7 @@ class HeadSteps:
         found: Tensor = self.head(fed, hidden, at, mask, self._cache)
         return found
 
-    def _likely(self, hidden: Tensor, depth: int) -> list[Likely]:
+    def _likely(self, hidden: Tensor, depths: Sequence[int]) -> list[Likely]:
         """Tokens after each of some states `[N, H]`, the likeliest first; of a sampled text what will be drawn."""
         logits = self.head.logits(hidden)
         if self.dice is None:
@@ -182,5 +187,5 @@ class HeadSteps:
         else:
             whole = logits.new_full((len(logits), self.dice.size), -torch.inf)
             whole = whole.index_copy(1, self.head.draft_tokens, logits)
-            found = [[self.dice.choose(row, depth)] for row in whole]
+            found = [[self.dice.choose(row, depth)] for row, depth in zip(whole, depths, strict=True)]
         return [[(t, share) for t, share in row if share >= LEVELS[0] and t not in self.forbidden] for row in found]
