@@ -138,15 +138,15 @@ def plot(found: list[Row], path: Path) -> None:
     above.set_ylabel("step that committed it")
     above.legend(fontsize=8, loc="upper left")
     above.grid(alpha=0.3)
-    colors = colormaps["tab20"].colors
+    colors = colormaps["tab20"]
     rest = [row for row in found if row["method"] != "plain"]
     labels = list(dict.fromkeys(series(row) for row in rest))
     kinds = list(dict.fromkeys(label.removesuffix(CACHED) for label in labels))
     for label in labels:
         line = sorted((row for row in rest if series(row) == label), key=lambda row: row["speedup"])
         x, y = [row["speedup"] for row in line], [100 * row["quality"] for row in line]
-        again, color = divmod(kinds.index(label.removesuffix(CACHED)), len(colors))
-        look = {"marker": ("os" if line[0]["cache"] else "x+")[again], "color": colors[color]}
+        again, color = divmod(kinds.index(label.removesuffix(CACHED)), colors.N)
+        look = {"marker": ("os" if line[0]["cache"] else "x+")[again], "color": colors(color)}
         below.plot(x, y, "--" if line[0]["kind"] != "method" else "-", label=label, **look)
     below.axhline(100 * found[0]["baseline_quality"], color="0.6", linewidth=1)
     below.set_xlabel("speed-up against one token a step without a cache, wall time")

@@ -180,11 +180,10 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
             right.plot(range(1, len(shown) + 1), shown, label=r["settings"]["coupling"])
     right.set(xlabel="depth of the draft", ylabel="share accepted", ylim=(0, 1), title="acceptance, window 32")
     _quality_panel(below, rows)
-    for axis in (left, right, below):
-        axis.grid(alpha=0.3)
-    for axis in (left, right):
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
+    for axes in (left, right, below):
+        axes.grid(alpha=0.3)
+        if axes is not below and axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
     figure.legend(*below.get_legend_handles_labels(), fontsize=8, ncols=3, loc="outside lower center")
     figure.savefig(path, dpi=110)
 
