@@ -71,7 +71,7 @@ class Trace:
         return self.counts().view(grid)
 
     def save(self, path: Path | str) -> None:
-        """Draw a chart of the steps above a heat map of the tokens.
+        """Draw a chart of the steps, above a heat map of the tokens where some were computed more often than others.
 
         Raises
         ------
@@ -83,13 +83,18 @@ class Trace:
         from matplotlib.figure import Figure
 
         frames = self.heat_map()
+        low, high = int(frames.min()), int(frames.max())
+        if low == high:
+            figure = Figure(figsize=(10, 3), layout="constrained")
+            self._draw_steps(figure.add_subplot())
+            figure.savefig(path, dpi=110)
+            return
         chosen = torch.linspace(0, len(frames) - 1, min(len(frames), MOST_FRAMES)).round().long()
         frames = frames[chosen]
         figure = Figure(figsize=(10, 4.6), layout="constrained")
         places = figure.add_gridspec(2, len(frames), height_ratios=(3, 2))
         self._draw_steps(figure.add_subplot(places[0, :]))
         maps = [figure.add_subplot(places[1, i]) for i in range(len(frames))]
-        low, high = int(frames.min()), max(int(frames.max()), int(frames.min()) + 1)
         for number, axes, frame in zip(chosen.tolist(), maps, frames, strict=True):
             axes.imshow(frame, vmin=low, vmax=high, cmap="magma")
             axes.set(xticks=[], yticks=[])
@@ -105,7 +110,7 @@ class Trace:
         colours = ["#26547c" if share == 1 else "#e07a5f" for share in shares]
         chart.bar(range(len(shares)), shares, color=colours, width=0.8)
         chart.set(xlabel="step", ylabel="share of tokens computed", ylim=(0, 1.02), xlim=(-0.6, len(shares) - 0.4))
-        chart.set_title(f"{sum(shares):.1f} of {len(shares)} steps computed", loc="left", fontsize=11)
+        chart.set_title(f"{round(sum(shares), 1):g} of {len(shares)} steps computed", loc="left", fontsize=11)
         chart.spines[["top", "right"]].set_visible(False)
         levels = chart.twinx()
         levels.plot(range(len(shares)), self.levels[: len(shares)], color="#999999", linewidth=1)

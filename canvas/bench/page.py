@@ -145,10 +145,8 @@ def plot(found: list[Row], path: Path) -> None:
     for label in labels:
         line = sorted((row for row in rest if series(row) == label), key=lambda row: row["speedup"])
         x, y = [row["speedup"] for row in line], [100 * row["quality"] for row in line]
-        look = {
-            "marker": "o" if line[0]["cache"] else "x",
-            "color": colors(kinds.index(label.removesuffix(CACHED)) % 20),
-        }
+        again, color = divmod(kinds.index(label.removesuffix(CACHED)), colors.N)
+        look = {"marker": ("os" if line[0]["cache"] else "x+")[again], "color": colors(color)}
         below.plot(x, y, "--" if line[0]["kind"] != "method" else "-", label=label, **look)
     below.axhline(100 * found[0]["baseline_quality"], color="0.6", linewidth=1)
     below.set_xlabel("speed-up against one token a step without a cache, wall time")

@@ -106,10 +106,10 @@ def filmed(method: Any) -> Made:
         trace = video.trace_of(fast)
         trace.save(FOLDER / "trace.png")
     with Image.open(FOLDER / "trace.png") as file:
-        picture = file.convert("RGB").crop((0, 0, file.width, round(0.66 * file.height)))  # the heat map has one colour
+        picture = file.convert("RGB")
     (FOLDER / "trace.png").unlink()
     shares = trace.shares()
-    caption = f'{method} on tiny-wan, "{PROMPT}": {sum(shares):.1f} of {len(shares)} steps computed.'
+    caption = f'{method} on tiny-wan, "{PROMPT}": {round(sum(shares), 1):g} of {len(shares)} steps computed.'
     return picture, caption + " The steps between are forecast; the grey line is the noise level."
 
 

@@ -12,10 +12,10 @@ WIDTH = "100"  # characters of a line, whatever the terminal of who builds the s
 
 INTRO = """# Command line
 
-They run on the shipped models at once. `--model` takes the hub id or the folder of a real checkpoint, but for `canvas`,
-whose models bring code of their own. Language models, CLIP, many views of a scene and speech that is made have no
-command that runs them: they are for Python. A command that cannot do what was asked says why in one line and ends with
-exit code 2.
+Commands run on the shipped models at once. `--model` takes the hub id or the folder of a real checkpoint, but for
+`canvas`, whose models bring code of their own. Language models, CLIP, many views of a scene and speech that is made
+have no command that runs them: they are for Python. A command that cannot do what was asked says why in one line and
+ends with exit code 2.
 
 ```bash
 mmaccel run image "small pizza on green, top left" -o pizza.png --compare

@@ -25,6 +25,7 @@ from preset_page import preset_page  # noqa: E402
 from reference_page import reference_pages  # noqa: E402
 
 from mmaccel import zoo  # noqa: E402
+from mmaccel.cli.bench import benchmarks  # noqa: E402
 from mmaccel.modality import modalities  # noqa: E402
 from mmaccel.registry import methods  # noqa: E402
 
@@ -116,11 +117,11 @@ def _no_source(_: str, names: list[str]) -> list[str]:
     return [name for name in names if name in NO_SOURCE]
 
 
-def _benchmarks() -> list[str]:
-    """The committed pages, the overview first."""
-    folder = HERE.parent / "benchmarks"
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.md"))
-    return [f"benchmarks/{name}" for name in sorted(names, key=lambda name: name != "index.md")]
+def _benchmarks() -> list[Any]:
+    """The committed pages: the overview, those that it tells of in their order, and apart those of other scripts."""
+    measured = [f"benchmarks/{name}.md" for name in benchmarks()]
+    longer = sorted(f"benchmarks/long/{path.name}" for path in (HERE.parent / "benchmarks" / "long").glob("*.md"))
+    return ["benchmarks/index.md", *measured, {"By scripts of their own": longer}]
 
 
 def _cards() -> list[str]:

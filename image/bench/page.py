@@ -18,11 +18,11 @@ are medians, speed-ups are medians of the ratios within a round. The raw rows ar
 
 ![verify cost, acceptance by depth, quality against time]({png})
 
-Left: what a pass of n tokens costs, against one token. Middle: how often the draft at a depth is accepted once
-all before it were. Right: distance to real pictures against seconds.
+Left: what a pass of n tokens costs, against one token. Right: how often the draft at a depth is accepted once
+all before it were. Below: distance to real pictures against seconds.
 """
 LIMITS = """
-- **SpeculativeJacobi** keeps the first draft of a pass less often than the next ones, whatever the window (middle), so
+- **SpeculativeJacobi** keeps the first draft of a pass less often than the next ones, whatever the window (right), so
   that tokens per pass level off. On a processor a pass of many tokens costs several passes of one (left), and the
   fewest passes are not the least time; a GPU, where a small model's pass costs the same for few and for many tokens, is
   limited by acceptance alone. `window="auto"` pays for the passes that it learns from{auto}.
@@ -159,8 +159,9 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [r for r in found if r["batch"] == 1 and r["guidance"] != 1]
-    figure = Figure(figsize=(15, 3.8), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    figure = Figure(figsize=(9, 7.6), layout="constrained")
+    places = figure.add_gridspec(2, 2)
+    left, right, below = (figure.add_subplot(place) for place in (places[0, 0], places[0, 1], places[1, :]))
     for r in found:
         if r.get("verify_cost"):
             cost = r["verify_cost"]
@@ -176,14 +177,14 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
     for r in rows:
         if r["method"] == "image.SpeculativeJacobi" and r["settings"]["window"] == 32:
             shown = _well_tested(r)
-            middle.plot(range(1, len(shown) + 1), shown, label=r["settings"]["coupling"])
-    middle.set(xlabel="depth of the draft", ylabel="share accepted", ylim=(0, 1), title="acceptance, window 32")
-    _quality_panel(right, rows)
-    for axis in (left, middle, right):
-        axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[0]:
-            outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if axis is right else {}
-            axis.legend(fontsize=8, **outside)
+            right.plot(range(1, len(shown) + 1), shown, label=r["settings"]["coupling"])
+    right.set(xlabel="depth of the draft", ylabel="share accepted", ylim=(0, 1), title="acceptance, window 32")
+    _quality_panel(below, rows)
+    for axes in (left, right, below):
+        axes.grid(alpha=0.3)
+        if axes is not below and axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
+    figure.legend(*below.get_legend_handles_labels(), fontsize=8, ncols=3, loc="outside lower center")
     figure.savefig(path, dpi=110)
 
 

@@ -52,11 +52,12 @@ def methods_text(modality: Modality) -> str:
 
 
 def presets_text(modality: Modality) -> str:
-    """Presets of a modality, as :func:`mmaccel.presets.listing` writes them."""
+    """Presets of a modality, as :func:`mmaccel.presets.listing` writes them, in lines of the terminal's width."""
     from ..presets import listing
 
     found = _listed()["presets"].get(modality.name)
-    return listing(modality.name) if found is None else str(found)
+    lines = (listing(modality.name) if found is None else str(found)).split("\n")
+    return "\n".join(part for line in lines for part in _wrapped(line, 3 * INDENT, 0) or [""])
 
 
 def described_methods() -> dict[str, dict[str, Any]]:
@@ -122,12 +123,12 @@ def _method(name: str, told: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *_wrapped(f"paper: {told['paper']}")])
 
 
-def _wrapped(text: str, further: int = INDENT) -> list[str]:
+def _wrapped(text: str, further: int = INDENT, first: int = INDENT) -> list[str]:
     width = min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
     return textwrap.wrap(
         text,
         max(width, 40),
-        initial_indent=" " * INDENT,
+        initial_indent=" " * first,
         subsequent_indent=" " * further,
         break_long_words=False,
         break_on_hyphens=False,

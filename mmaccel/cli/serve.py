@@ -27,7 +27,8 @@ With --ray the model is in replicas, of which Ray Serve replaces those that end:
   mmaccel serve image --ray --replicas 2
   mmaccel serve image --ray 10.0.0.5:6379 --replicas 1-8 --device cuda
 
-Clients must send the API key that the environment variable {KEY} holds, if it is set.
+Clients must send the API key that the environment variable {KEY} holds,
+if it is set.
 """
 
 

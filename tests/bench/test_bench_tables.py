@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from reader import ROOT
 
 from mmaccel.bench import pages, selection
 from mmaccel.bench.benchmark import Benchmark, Section, by, in_one
@@ -263,3 +264,18 @@ def test_other_processors_are_not_mixed(tmp_path):
     second.write_text(json.dumps({**written, "rows": written["rows"][1:]}))
     with pytest.raises(SettingError, match="no row in common"):
         other_processor.beside([second], first.parent)
+
+
+def test_no_two_lines_of_the_canvas_plot_look_alike(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    from mmaccel.canvas.bench import page as canvas_page
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *given, **more: drawn.append(self))
+    committed = ROOT / "docs" / "benchmarks" / "canvas.json"
+    canvas_page.plot(json.loads(committed.read_text(encoding="utf-8"))["rows"], tmp_path / "canvas.png")
+    _, below = drawn[0].axes
+    lines = [line for line in below.lines if not line.get_label().startswith("_")]
+    looks = {(line.get_marker(), line.get_color()) for line in lines}
+    assert len(looks) == len(lines) > 30

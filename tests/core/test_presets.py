@@ -153,6 +153,14 @@ def test_the_command_lists_them(capsys):
     assert "measured on tiny-janus" in capsys.readouterr().out
 
 
+def test_the_list_fits_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for modality in ("image", "video", "vlm"):
+        assert cli.main(["presets", "--modality", modality]) == 0
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 80 and out.split() == presets.listing(modality).split()
+
+
 @pytest.mark.parametrize("copies", (0, 2))
 def test_a_row_that_is_missing_or_doubtful_is_an_error(tmp_path, copies):
     preset = presets.presets_of("image", "janus")["fast"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmaccel import zoo
 from mmaccel.demos.app.frame import Frame
 from mmaccel.demos.app.looks import board, panels
 from mmaccel.demos.app.looks.board import ACCELERATED, PLAIN, Progress, Scoreboard, film, notice, ratio
@@ -166,6 +167,19 @@ def test_who_stops_or_leaves_ends_the_work(leave):
     else:
         steps.close()
     assert ended.wait(10), "the work of a visitor who is gone goes on"
+
+
+@pytest.mark.parametrize(("tab", "model"), [(image_tab, "tiny-janus"), (video_tab, "tiny-wan")])
+def test_cards_are_cut_where_the_pictures_of_the_sheet_begin(tab, model, monkeypatch):
+    places = []
+    monkeypatch.setattr(tab, "sample", lambda name, *place: places.append(place) or "data:,")
+    tab._cards()
+    with Image.open(zoo.path(model) / "samples.png") as sheet:
+        pixels = np.asarray(sheet.convert("RGB")).astype(int)
+    assert len(places) == len(tab.SAMPLES)
+    for left, top, side in places:
+        above, first = (pixels[row, left : left + side] for row in (top - 1, top))
+        assert (above == above[0]).all() and (first != above[0]).any(), (left, top)
 
 
 def test_cards_show_what_the_sheets_of_samples_show():

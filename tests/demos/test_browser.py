@@ -211,6 +211,12 @@ def test_a_page_starts_small_and_a_card_lets_both_runs_race(visit, frame):
         assert panel.locator(".cm-content:visible, img[src*='/file=']:visible").count() == 0, "empty results are shown"
     page.get_by_role("tab", name="Image", exact=True).click()
     panel = page.locator("[role=tabpanel]:visible")
+    heights = panel.locator(".cards button").evaluate_all("all => all.slice(-2).map(e => e.offsetHeight)")
+    assert len(set(heights)) == 1, "cards of one row end at one line"
+    panel.get_by_label("Prompt").focus()
+    page.keyboard.press("Tab")
+    chosen = panel.locator("label", has=page.locator("input:focus"))
+    assert chosen.evaluate("e => getComputedStyle(e).outlineStyle") == "solid", "nobody sees where the keyboard is"
     seen = []
     card = panel.get_by_role("button", name="alien on purple")
     card.focus()
@@ -229,6 +235,8 @@ def test_a_page_starts_small_and_a_card_lets_both_runs_race(visit, frame):
     )
     top = panel.locator(".verdict").bounding_box()["y"]
     assert top < 844, "the result is below the fold of a phone"
+    film, board = (panel.locator(place).bounding_box() for place in (".film", ".verdict"))
+    assert film["x"] + film["width"] < board["x"] + board["width"] - 12, "the pictures spill over the edge"
     cells = panel.locator(".film .cells")
     assert cells.count() == 2 and cells.first.locator("i").count() == 256
     assert cells.first.locator("i").first.evaluate("i => getComputedStyle(i).animationName") == "none", "it moves"

@@ -136,22 +136,44 @@ def test_links_of_other_files_fit_the_page():
         site.written("<!-- from README.md: Nowhere -->", "index.md")
 
 
-def test_the_site_builds_without_a_warning_and_asks_for_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The site, built without a warning."""
     pytest.importorskip("mkdocs")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True)
+    folder = tmp_path_factory.mktemp("site")
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
     config.plugins.on_startup(command="build", dirty=False)
     build(config)
+    return folder
+
+
+def test_the_site_asks_for_nothing(built):
     for page in ("index", "methods/image/zipar", "reference/speech", "commands", "presets"):
-        html = (tmp_path / f"{page}.html").read_text(encoding="utf-8")
+        html = (built / f"{page}.html").read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"', html)
         assert [url for url in loaded if "canonical" not in url] == [], page
-        links = re.findall(r'<a[^>]+href="([^"#:]+)"', html)
-        assert links and not [link for link in links if link.endswith(("/", "."))], f"{page}: a folder opens as a list"
-    assert "StreamingRecognizer" in (tmp_path / "reference/speech.html").read_text(encoding="utf-8")
-    for name in ("sparge", "fasa", "st_lite"):
-        assert f'id="mmaccel.kernels.policies.{name}"' in (tmp_path / "reference/policies.html").read_text(
-            encoding="utf-8"
-        )
+
+
+def test_the_benchmarks_stand_in_the_order_of_the_overview():
+    order = site._benchmarks()
+    told = re.findall(r"All rows are in \[(\w+)\.md\]", (DOCS / "benchmarks" / "index.md").read_text(encoding="utf-8"))
+    assert order[:-1] == [f"benchmarks/{name}.md" for name in ("index", *told)]
+    written = {path.relative_to(DOCS).as_posix() for path in (DOCS / "benchmarks").rglob("*.md")}
+    assert {*order[:-1], *order[-1]["By scripts of their own"]} == written, "a page has no place"
+
+
+def test_a_site_that_is_opened_from_a_folder_can_be_searched_and_its_tables_fit(built, launched):
+    browser = launched()
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto((built / "benchmarks" / "image.html").as_uri())
+    page.get_by_role("textbox", name="Search").press_sequentially("SuffixDecoding")  # it follows the keys
+    found = page.locator(".md-search-result__link").first
+    found.wait_for()
+    assert "suffix_decoding.html" in found.get_attribute("href")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    browser.close()

@@ -136,6 +136,21 @@ def test_a_trace_draws_shares_levels_and_frames(tmp_path, monkeypatch):
     assert scale.get_ylabel() == "steps computed" and scale.get_ylim() == (1, 2), "as the maps"
 
 
+def test_a_trace_of_whole_steps_has_no_heat_map_of_one_colour(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *given, **more: drawn.append(self) or save(self, *given, **more)
+    )
+    trace = Trace([0.9, 0.6, 0.3])
+    for active in (1.0, 0.0, 1.0):
+        trace.add(active, tokens=12)
+    trace.save(tmp_path / "trace.png")
+    chart, levels = drawn[0].axes
+    assert chart.get_title(loc="left") == "2 of 3 steps computed" and levels.get_ylabel() == "noise level"
+
+
 def test_a_grid_of_another_size_is_not_used_for_a_trace():
     trace = Trace([1.0])
     trace.grid = (2, 2, 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from mmaccel.files.pictures import BAR, GAP, SMALLEST, enlarged
+from mmaccel.files.pictures import BAR, GAP, LINE, SMALLEST, enlarged
 from mmaccel.image.generation import ImageSettings
 
 from ..frame import Frame
@@ -71,7 +71,8 @@ def _empty_pictures() -> tuple[gr.Image, gr.ImageSlider]:
 
 def _cards() -> list[Card]:
     wide = SMALLEST + GAP
-    places = {prompt: (place % 4 * wide, place // 4 * (wide + BAR) + BAR) for prompt, place in SAMPLES.items()}
+    high = wide + BAR + LINE  # a text on the sheet has two lines
+    places = {prompt: (place % 4 * wide, place // 4 * high + BAR) for prompt, place in SAMPLES.items()}
     return [Card(prompt, sample("tiny-janus", *place, SMALLEST), (prompt,)) for prompt, place in places.items()]
 
 
