@@ -10,9 +10,10 @@ from transformers import AutoModelForImageTextToText, DynamicCache
 from transformers.modeling_layers import MtpModel
 
 import mmaccel
+from mmaccel.decoding.drafters.heads.guesses import HeadGuesses
 from mmaccel.decoding.drafters.heads.mtp_weights import find_layers, load_mtp
 from mmaccel.errors import SettingError, UnsupportedTargetError, WeightsError
-from mmaccel.vlm import MTPDraft, examples, visual_examples
+from mmaccel.vlm import FastV, MTPDraft, examples, visual_examples
 
 KINDS = {
     "qwen3_5": (qwen3_5, QWEN, False),
@@ -137,7 +138,7 @@ def test_a_checkpoint_without_such_a_layer_is_told(tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match="has no layer of multi-token prediction: use vlm.FusedDraft"):
         mmaccel.accelerate(model, MTPDraft(checkpoint=tmp_path))
-    with pytest.raises(WeightsError, match="nowhere"):
+    with pytest.raises(WeightsError, match="is read from .*nowhere"):
         mmaccel.accelerate(model, MTPDraft(checkpoint=str(tmp_path / "nowhere")))
     with pytest.raises(SettingError, match="checkpoint must be a folder or a repository"):
         MTPDraft(checkpoint=3)
@@ -155,6 +156,9 @@ def test_layers_of_another_model_or_kind_are_refused(tmp_path):
     with pytest.raises(WeightsError, match="is not one of LlamaForCausalLM: .*q_proj"):
         mmaccel.accelerate(saved(tmp_path / "b", "llama", change=torn), MTPDraft())
     model = saved(tmp_path / "c", "llama")
+    model.model.norm.weight = torch.nn.Parameter(model.model.norm.weight.to("meta"))
+    with pytest.raises(UnsupportedTargetError, match="has its last norm off-loaded"):
+        mmaccel.accelerate(model, MTPDraft())
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to("meta"))
     with pytest.raises(UnsupportedTargetError, match="has its lm_head off-loaded"):
         mmaccel.accelerate(model, MTPDraft())
@@ -167,3 +171,43 @@ def test_a_model_made_from_another_checkpoint_is_given_the_layer_by_name(tmp_pat
         given = call()
         assert torch.equal(fast.generate(**given), model.generate(**given))
         assert fast.report.details["drafted"] and not fast.report.warnings
+
+
+def test_no_part_of_a_checkpoint_is_fetched_but_that_of_the_layer(tmp_path):
+    model = saved(tmp_path, "llama", sharded=True)
+    (tmp_path / "model-00001-of-00002.safetensors").unlink()
+    with mmaccel.accelerate(model, MTPDraft(always=True)) as fast:
+        fast.generate(**call())
+        assert fast.report.details["drafted"] and not fast.report.warnings
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"is read from .*model-00002-of-00002"):
+        mmaccel.accelerate(model, MTPDraft())
+
+
+def test_the_bias_of_a_router_stays_in_float32(tmp_path):
+    model = saved(tmp_path, "glm4_moe").bfloat16()
+    head = load_mtp(str(tmp_path), find_layers(str(tmp_path), model), model)
+    kinds = {name: value.dtype for name, value in head.state_dict().items()}
+    assert kinds.pop("layer.mlp.gate.e_score_correction_bias") == torch.float32
+    assert set(kinds.values()) == {torch.bfloat16}
+
+
+def test_states_of_prompts_that_were_pruned_are_not_taken_for_those_of_other_tokens(tmp_path, monkeypatch):
+    model, arguments = visual_examples.qwen3_vl()
+    model = mtp_layers.write(tmp_path, model, mtp_layers.random_head(model))
+    given, told = arguments(1), []
+    learn = HeadGuesses.learn
+    monkeypatch.setattr(HeadGuesses, "learn", lambda self, *rest: (learn(self, *rest), told.append(list(self._unread))))
+    with mmaccel.accelerate(model, FastV(), MTPDraft(always=True)) as fast:
+        fast.generate(**given)
+    assert [len(states) for states in told[0]] == [1], "of the prompt only the last token's is sure"
+
+
+def test_calls_that_are_left_to_the_model_are_not_told_that_there_is_no_layer(tmp_path):
+    model = saved(tmp_path, "llama")
+    drafts = MTPDraft().custom_generate()
+    model.generate(**call(), custom_generate=drafts, output_hidden_states=True, return_dict_in_generate=True)
+    assert any("own loop ran" in text for text in drafts.report.warnings)
+    assert not any("multi-token" in text for text in drafts.report.warnings)
+    with pytest.raises(SettingError, match="reads hidden states"):
+        MTPDraft().custom_generate().drafters()

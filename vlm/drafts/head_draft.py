@@ -33,6 +33,11 @@ class HeadDraft(FusedDraft):
     steps: ClassVar[type[HeadSteps]] = HeadSteps
     guesses: ClassVar[type[HeadSource]] = HeadGuesses
 
+    @property
+    def has_head(self) -> bool:
+        """Whether a head is asked for at all."""
+        return True
+
     def load(self, model: Any) -> DraftHead | None:
         """The head for a model; None where there is none."""
         raise TypeError(f"{type(self).__name__} does not say which head it drafts with")  # pragma: no cover
@@ -67,6 +72,8 @@ class HeadDraft(FusedDraft):
 
     def sources(self, call: Call, row: int) -> list[Source]:
         """The guesses of :class:`FusedDraft`, and the head."""
+        if not self.has_head:
+            return super().sources(call, row)
         if call.texts is None:
             raise SettingError(
                 f"{type(self).__name__} reads hidden states of the model, which only the loop of `generate` tells:"
@@ -87,7 +94,7 @@ class HeadDraft(FusedDraft):
     def tell(self, report: Report, given: Any, memory: dict[str, Any]) -> None:
         """Say where there is no head."""
         super().tell(report, given, memory)
-        if self.block and memory.get(f"{self.name}, head") is None:
+        if memory.get(f"{self.name}, head", self) is None:  # not where nobody looked for one
             report.warnings.append(self.without)
 
 

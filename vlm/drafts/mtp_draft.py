@@ -21,7 +21,7 @@ class MTPDraft(HeadDraft):
     """Draft with the layer of multi-token prediction of the model's own checkpoint (DeepSeek-V3, 2024), beside repeats.
 
     Many models were trained with a further layer that predicts the next token but one, and are published with it:
-    Qwen3.5 of all sizes, Qwen3-Next, GLM-4.5 to 4.7, GLM-OCR, EXAONE 4.5, DeepSeek-V3. transformers leaves it in the
+    Qwen3.5 of all sizes, Qwen3-Next, GLM-4.5 to 4.7, GLM-OCR; DeepSeek-V3 in bfloat16. transformers leaves it in the
     files; here it is read from where the model was loaded, and nothing else need be downloaded. Its guesses stand in
     one tree with those of :class:`FusedDraft`, token by token as far as its steps are worth their measured time at
     their measured acceptance; of several such layers the first is asked each time. Greedy or sampled, one text or a
@@ -37,7 +37,8 @@ class MTPDraft(HeadDraft):
     ----------
     checkpoint
         Folder or Hub repository whose layer drafts, in safetensors and not quantized. Default none, for where the model
-        was loaded from; name it for a quantized model, and give that which it was made from.
+        was loaded from; name it for a quantized model, and give that which it was made from, and for one that was
+        loaded with `revision=`, and give its folder.
     always
         Verify all guesses, up to `block`, and ask the layer for each, whether or not that is worth its cost; default
         False, for which passes are timed.
@@ -49,7 +50,7 @@ class MTPDraft(HeadDraft):
     UnsupportedTargetError
         If the model's embedding or output is off-loaded, or its layers are of a kind that is not known.
     WeightsError
-        If `checkpoint` has no such layer, or the layer is quantized or of another model.
+        If `checkpoint` has no such layer, if files cannot be had, or if the layer is quantized or of another model.
 
     Examples
     --------
@@ -83,12 +84,7 @@ class MTPDraft(HeadDraft):
     def load(self, model: Any) -> MTPHead | None:
         given = fspath(self.checkpoint)
         path = given or model.name_or_path
-        try:
-            names = find_layers(path, model) if path else {}
-        except WeightsError:
-            if given:
-                raise
-            return None
+        names = find_layers(path, model) if path else {}
         if names:
             require_readable(model)
             return load_mtp(path, names, model)

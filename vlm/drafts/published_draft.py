@@ -29,6 +29,11 @@ class PublishedDraft(HeadDraft):
     @property
     def uses_files(self) -> bool:
         """Whether there is a head."""
+        return self.has_head
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head is named."""
         return bool(self.head)
 
     def held(self) -> tuple[Held, ...]:

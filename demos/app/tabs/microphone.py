@@ -188,11 +188,14 @@ class Microphone:
         if listening is None or listening.told or (listening.over and not listening.words.finals):
             return
         listening.told = True
-        if not listening.over:
-            with readable():
-                listening.finish()
         code = speech_code(listening.request, self.frame.models)
-        yield self.ended(listening.words, listening.run, str(listening.stats), code)
+        try:
+            if not listening.over:
+                with readable():
+                    listening.finish()
+        finally:  # an error of the last words too
+            if listening.over or listening.words.finals:
+                yield self.ended(listening.words, listening.run, str(listening.stats), code)
 
 
 def component() -> gr.HTML:

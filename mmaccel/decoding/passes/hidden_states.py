@@ -42,14 +42,19 @@ class HiddenStates:
         self._pass: dict[int, Tensor] = {}  # those of the pass that verifies
         self._kept: list[list[Tensor]] = [[] for _ in range(rows)]
         self._is_prompt = True  # of which all is kept
+        self._fed = self._tokens = 0  # tokens of a pass before its layers, now and in the one that verifies
         found = model.get_decoder().layers
         if any(map(private.is_compiled, (model, model.get_decoder(), *found))):
             return  # hooks would be left out of its code, or stay in it
+        hook(stack, found[0], before=self._begin, in_thread=True)
         for layer in layers:
             if layer < len(found):
                 hook(stack, found[layer], before=partial(self._read, layer), in_thread=True)
             else:
                 hook(stack, found[-1], after=partial(self._put_out, layer), in_thread=True)
+
+    def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._fed = (args[0] if args else kwargs["hidden_states"]).shape[-2]
 
     def _read(self, layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._now[layer] = args[0] if args else kwargs["hidden_states"]
@@ -59,7 +64,7 @@ class HiddenStates:
 
     def took(self) -> None:
         """The pass that verifies has run; what others, such as one for guidance, read after it is not of the text."""
-        self._pass, self._now = self._now, {}
+        self._pass, self._now, self._tokens = self._now, {}, self._fed
         self.missed |= not self._pass
 
     def keep(self, texts: Sequence[GeneratedText], verdicts: Verdicts, end: int | None) -> None:
@@ -87,8 +92,8 @@ class HiddenStates:
         if not self._pass:
             return
         states = [self._pass[layer][row] for layer in self.layers]
-        if len({len(each) for each in states}) > 1:  # tokens were dropped on the way: only the last is sure to be left
-            columns = slice(-1, None)
+        if {len(each) for each in states} != {self._tokens}:  # some were dropped on the way
+            columns = slice(-1, None)  # only the last is sure to be left
         device = states[-1].device
         self._kept[row].append(torch.cat([each[columns].to(device) for each in states], -1).detach())
 

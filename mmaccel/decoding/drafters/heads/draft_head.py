@@ -62,7 +62,11 @@ class DraftHead(nn.Module):
             return self
         self._borrows = self._borrows or (self.embedding is None, self.output is None)
         self.rotary_emb = nn.Identity()
+        kept = {name: value for name, value in self.named_buffers() if value.dtype == torch.float32}
         self.to(*at)
+        for name, value in kept.items():  # as a router's biases, which transformers keeps in float32 too
+            module, _, last = name.rpartition(".")
+            setattr(self.get_submodule(module), last, value.to(at[0]))
         self.rotary_emb = self.rotary(model).to(weight.device)  # whose frequencies stay in float32
         self.draft_tokens = self.draft_tokens.to(weight.device)
         if self._borrows[0]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,10 @@ from mmaccel.errors import UnsupportedTargetError, WeightsError
 
 from .draft_head import dense
 from .mtp_head import MTPHead
+from .published import file_of
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+GIVEN = "the layer of multi-token prediction is read from "
 PARTS = {  # as DeepSeek, GLM and others call them, and as Qwen, EXAONE and others do
     "enorm": "embedding_norm", "pre_fc_norm_embedding": "embedding_norm",
     "hnorm": "hidden_norm", "pre_fc_norm_hidden": "hidden_norm",
@@ -32,16 +33,16 @@ EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def find_layers(path: str, model: Any) -> dict[str, str]:
-    """Tensors of the first layer of multi-token prediction in a folder or repository: their names, and their files.
+    """Tensors of the first layer of multi-token prediction in a folder or repository, and the files they are in.
 
     Raises
     ------
     WeightsError
-        If there are no safetensors.
+        If there are no safetensors, or they cannot be had.
     """
     number = model.config.get_text_config(decoder=True).num_hidden_layers
     known = re.compile(rf"(.*?\b)(mtp\.|layers\.{number}\.)")
-    files = _files(path, model)
+    files = _names(path)
     first = next((name for name in files if known.match(name) and _own(name) == "fc.weight"), "")
     begin = known.match(first)
     return {} if begin is None else {name: file for name, file in files.items() if name.startswith(begin[0])}
@@ -57,7 +58,8 @@ def load_mtp(path: str, names: dict[str, str], model: Any) -> MTPHead:
     UnsupportedTargetError
         If the model's layers are called otherwise than a head can, or are off-loaded.
     """
-    weights = {own: _read(file, name) for name, file in names.items() if (own := _own(name))}
+    files = {file: file_of(path, file, GIVEN) for file in sorted(set(names.values()))}
+    weights = {own: _read(files[file], name) for name, file in names.items() if (own := _own(name))}
     quantized = [name for name, value in weights.items() if not value.is_floating_point() or "scale" in name]
     if quantized or any(value.element_size() < 2 for value in weights.values()):
         raise WeightsError(
@@ -70,6 +72,11 @@ def load_mtp(path: str, names: dict[str, str], model: Any) -> MTPHead:
         with torch.device("meta"):
             head = MTPHead(config, model)
         final = dense(model.get_decoder().norm.weight)
+        if final.device.type == "meta":
+            raise UnsupportedTargetError(
+                f"{type(model).__name__} has its last norm off-loaded, which the layer reads: keep it on a device in"
+                " its device_map"
+            )
     except (AttributeError, TypeError) as error:
         raise UnsupportedTargetError(
             f"{type(model).__name__} has no layers of the kind whose MTP layer is known ({error}): use vlm.FusedDraft()"
@@ -86,24 +93,17 @@ def load_mtp(path: str, names: dict[str, str], model: Any) -> MTPHead:
     return head
 
 
-def _files(path: str, model: Any) -> dict[str, str]:
-    """Names of all tensors of a checkpoint, and the files they are in."""
-    told: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
-    if not isdir(path) and path == model.name_or_path:
-        told["revision"] = getattr(model.config, "_commit_hash", None)
+def _names(path: str) -> dict[str, str]:
+    """Names of all tensors of a checkpoint, and of the files they are in, of which none but an index is downloaded."""
     try:
-        one = cached_file(path, ONE, **told)
-        if one is not None:
-            with safe_open(one, "pt") as file:
-                return dict.fromkeys(file.keys(), str(one))
-        index = cached_file(path, INDEX, **told)
-        if index is None:
-            raise WeightsError(f"{path} has no {ONE}")
-        names = json.loads(Path(index).read_text())["weight_map"]
-        files = {file: str(cached_file(path, file, **told)) for file in sorted(set(names.values()))}
-    except OSError as error:
-        raise WeightsError(f"{path}: {str(error).splitlines()[0]}") from error
-    return {name: files[file] for name, file in names.items()}
+        index = cached_file(path, INDEX, _raise_exceptions_for_missing_entries=False)
+    except OSError:  # it is asked for once more below, and says why
+        index = None
+    if index is not None:
+        names: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
+        return names
+    with safe_open(file_of(path, ONE, GIVEN), "pt") as file:
+        return dict.fromkeys(file.keys(), ONE)
 
 
 def _own(name: str) -> str:

@@ -27,13 +27,13 @@ UNUSED = ("t2d", "verifier_norm.", "verifier_lm_head.", "rotary_emb.")  # of the
 
 def told_of(path: str) -> dict[str, Any]:
     """What the configuration of a head says."""
-    told: dict[str, Any] = json.loads(Path(_file(path, "config.json")).read_text())
+    told: dict[str, Any] = json.loads(Path(file_of(path, "config.json")).read_text())
     return told
 
 
 def weights_of(path: str) -> dict[str, Tensor]:
     """The tensors of a head, by name."""
-    return load_file(_file(path, "model.safetensors"))
+    return load_file(file_of(path, "model.safetensors"))
 
 
 def require_fit(path: str, model: Any, size: int, reads: tuple[int, ...]) -> None:
@@ -107,8 +107,8 @@ def plain_rotary(layer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _file(path: str, name: str) -> str:
-    """A file of the head, in the folder or the cache of the Hub, or downloaded."""
+def file_of(path: str, name: str, given: str = "head=") -> str:
+    """A file of a head, in the folder or the cache of the Hub, or downloaded."""
     try:
         found = cached_file(path, name)
     except OSError as error:
@@ -118,4 +118,4 @@ def _file(path: str, name: str) -> str:
             return str(found)
         reason = f"there is no {name}"
     lacks = name.endswith(".safetensors") and "does not appear" in reason
-    raise WeightsError(f"head={path!r}: {reason}{TO_SAFE if lacks else ''}")
+    raise WeightsError(f"{given}{path!r}: {reason}{TO_SAFE if lacks else ''}")
