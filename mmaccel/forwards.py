@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from . import private
+
 FORWARD = "forward"
 BELOW_HOOK = "_old_forward"  # where accelerate keeps the forward below its hook
 BELOW_ANSWER = "original_forward"  # where a hook of diffusers keeps it that answers itself, as its caches do
@@ -16,13 +18,17 @@ PASSING_HOOKS = ("lazy_prefetch_group_offloading", "layer_execution_tracker")
 
 
 def forward_place(module: torch.nn.Module) -> tuple[Any, str]:
-    """The module or the hook that keeps its forward below all hooks that come and go, and under which name."""
+    """The module or the hook that keeps its forward below all hooks that come and go, and under which name.
+
+    Where a forward was compiled together with its hook, what is below that is a part of the compiled code.
+    """
     holder: Any = module
     for name, hook in reversed(diffusers_hooks(module).items()):
         if name not in PASSING_HOOKS:
             break
         holder = hook.fn_ref
-    return holder, BELOW_HOOK if BELOW_HOOK in vars(holder) else FORWARD
+    is_below = BELOW_HOOK in vars(holder) and not private.is_forward_compiled(holder)
+    return holder, BELOW_HOOK if is_below else FORWARD
 
 
 def forward_places(owner: Any) -> Iterator[tuple[Any, str]]:

@@ -81,6 +81,11 @@ def execution_device(pipe: Any) -> torch.device:
     return device
 
 
+def hooks_anew(pipe: Any) -> bool:
+    """Whether a pipeline takes accelerate's hooks off its models after each call, and puts them on again."""
+    return bool(getattr(pipe, "_all_hooks", ()))  # of enable_model_cpu_offload
+
+
 def forget_registry(denoiser: torch.nn.Module) -> None:
     """Delete an empty hook registry, which any call within `cache_context` makes."""
     registry = vars(denoiser).get(REGISTRY)

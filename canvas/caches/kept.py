@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import UnsupportedTargetError
+from mmaccel.stepping.tensors import count_bytes
 
 # Of a model that a cache does not reach.
 NOT_REACHED = (
@@ -36,7 +37,7 @@ class KeptStates:
         self.mode = ""
 
     def _note_bytes(self) -> None:
-        self.most_bytes = max(self.most_bytes, sum(x.nbytes for pair in self.kept.values() for x in pair))
+        self.most_bytes = max(self.most_bytes, count_bytes(self.kept))
 
     def _within(self, mode: str, original: Callable[..., Any], ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
         """Logits of a pass in which attention does what `mode` says.

@@ -96,7 +96,8 @@ def mean_size(values: Iterable[torch.Tensor]) -> float:
 def count_bytes(*values: Any) -> int:
     """Bytes that the tensors in these structures take; also those in attributes of plain objects."""
     held = (value if isinstance(value, torch.Tensor | Mapping | list | tuple) else vars(value) for value in values)
-    return sum(item.nbytes for value in held for item in tensors(value))
+    items = (item for value in held for item in tensors(value))
+    return sum(item.numel() * item.element_size() for item in items)  # `nbytes` fails in compiled code
 
 
 def change_of_shapes(before: list[torch.Size], after: list[torch.Size]) -> str:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from transformers import DynamicCache
 
 from mmaccel.cache.argument import cached
@@ -60,11 +61,13 @@ class DepthDecoding:
         """Codes behind a placeholder and the first code, `[B, 2]`; returns all, `[B, 1 + codebooks]`."""
         model, cache, more = self.decoder.model, DynamicCache(), {"backbone_last_hidden_state": states}
         fresh = ids
-        for weight in self.decoder.codebooks_head.weight:  # [D, V] of each further codebook
-            output = model(input_ids=fresh, **cached(cache), use_cache=True, **more)
-            scores = self._processors(ids, (output.last_hidden_state[:, -1] @ weight).float())
-            fresh, more = self._drawn(scores), {}
-            ids = torch.cat([ids, fresh], 1)
+        head = self.decoder.codebooks_head
+        with align_module_device(head):  # off-loaded, its weights are away between its own calls
+            for weight in head.weight:  # [D, V] of each further codebook
+                output = model(input_ids=fresh, **cached(cache), use_cache=True, **more)
+                scores = self._processors(ids, (output.last_hidden_state[:, -1] @ weight).float())
+                fresh, more = self._drawn(scores), {}
+                ids = torch.cat([ids, fresh], 1)
         return ids
 
     def _drawn(self, scores: torch.Tensor) -> torch.Tensor:

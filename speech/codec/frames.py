@@ -79,6 +79,11 @@ def frames_of(model: Any) -> Frames:
         )
     if model.decoder is None:
         raise UnsupportedTargetError(f"this {kind.name} has no decoder: load it without `decoder_config=None`")
+    if any(weight.is_meta for weight in model.parameters()):
+        raise UnsupportedTargetError(
+            f"this {kind.name} is off-loaded, and block-wise decoding reads its weights: keep it on a device, by name"
+            " in the device_map"
+        )
     config = model.config
     if not config.use_causal_conv or config.trim_right_ratio != 1.0:
         raise UnsupportedTargetError(

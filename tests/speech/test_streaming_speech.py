@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from tiny_codec import TINY, same
 from transformers import (
     CsmConfig,
@@ -251,6 +252,16 @@ def test_a_cache_that_is_asked_for_is_used_by_its_own_generate():
     voice = StreamingSpeech(model)
     list(voice.stream(**arguments(**SETTINGS["greedy"])))
     assert set(caches) == {"StaticCache"}
+
+
+def test_heads_of_codebooks_may_be_off_loaded_and_the_codec_may_not():
+    model, inputs = build(), arguments(**SETTINGS["greedy"])
+    wanted = torch.cat(list(StreamingSpeech(model).stream(**inputs)), -1)
+    cpu_offload(model.depth_decoder, execution_device=torch.device("cpu"))
+    assert torch.equal(torch.cat(list(StreamingSpeech(model).stream(**inputs)), -1), wanted)
+    cpu_offload(model.codec_model, execution_device=torch.device("cpu"))
+    with pytest.raises(UnsupportedTargetError, match="MimiModel is off-loaded"):
+        StreamingSpeech(model)
 
 
 def test_what_ends_the_generating_thread_reaches_who_listens(csm):

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from accelerate.hooks import CpuOffload, add_hook_to_module, remove_hook_from_module
 from diffusers.hooks import HookRegistry, group_offloading
 from peft import LoraConfig
@@ -50,6 +51,12 @@ def untouched(method):
     return pipe(**call)[0], *fast_run(pipe, call, method)
 
 
+def wrapped(transformer):
+    """Each block by itself, as it was done before modules had `compile`."""
+    for number, block in enumerate(transformer.blocks):
+        transformer.blocks[number] = torch.compile(block, backend="eager")
+
+
 def whole(transformer):
     transformer.compile(backend="eager")
 
@@ -82,7 +89,7 @@ def frames_of_ours(monkeypatch):
     ("method", "compiled"),
     [
         *((method, part) for method in STEPS_ONLY for part in (whole, alone)),
-        *((method, blocks) for method in (*STEPS_ONLY, BLOCKS[0])),
+        *((method, part) for method in (*STEPS_ONLY, BLOCKS[0]) for part in (blocks, wrapped)),
     ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
@@ -151,6 +158,33 @@ def test_a_compiled_wrapper_is_refused(wan):
     pipe.transformer = torch.compile(pipe.transformer, backend="eager")
     with pytest.raises(UnsupportedTargetError, match=r"write pipe\.transformer\.compile"):
         mmaccel.accelerate(pipe, video.EasyCache())
+
+
+@pytest.mark.parametrize("method", STEPS_ONLY, ids=str)
+def test_a_forward_that_was_compiled_with_a_hook_of_accelerate_is_not_changed_inside(wan, method, monkeypatch):
+    pipe, call = wan
+    plain, expected, report = untouched(method)
+    cpu_offload(pipe.transformer, execution_device=CPU)
+    alone(pipe.transformer)
+    pipe(**call)
+    before, traced = dict(vars(pipe.transformer)), frames_of_ours(monkeypatch)
+    with mmaccel.accelerate(pipe, method) as fast:
+        for _ in range(2):
+            assert torch.equal(fast(**call)[0], expected) and not fast.report.warnings
+            assert fast.report.forwards == pytest.approx(report.forwards, abs=1)
+    assert traced == [] and vars(pipe.transformer) == before
+    assert torch.equal(pipe(**call)[0], plain)
+
+
+def test_a_forward_that_was_compiled_with_hooks_that_go_after_each_call_is_refused(wan):
+    """The pipeline takes off what is compiled together with them: only one call would be fast."""
+    pipe, call = wan
+    pipe.enable_model_cpu_offload(device="cpu")
+    alone(pipe.transformer)
+    before = snapshot(pipe)
+    with pytest.raises(UnsupportedTargetError, match=r"off again after one call: write pipe\.transformer\.compile"):
+        mmaccel.accelerate(pipe, STEPS_ONLY[0])
+    assert snapshot(pipe) == before
 
 
 def add_lora(pipe):

@@ -9,7 +9,7 @@ import mmaccel
 from mmaccel.cache import EvictingCache, RaggedLayer
 from mmaccel.errors import SettingError
 from mmaccel.kernels import policies
-from mmaccel.vlm import CompressKV
+from mmaccel.vlm import CompressKV, examples
 from mmaccel.vlm.decoder.attention import SessionAttention
 from mmaccel.vlm.decoder.call import AttentionCall, GenerateRun
 from mmaccel.vlm.decoder.compress_kv import _masked
@@ -256,3 +256,13 @@ def test_a_cache_of_uneven_heads_takes_tokens_and_rows_back(llama):
 def test_bad_settings(settings, message):
     with pytest.raises(SettingError, match=message):
         CompressKV(**settings)
+
+
+def test_the_cache_of_a_compiled_model_is_compressed_too():
+    (model, arguments), method = examples.llama(), CompressKV(**CompressKV.engaging)
+    with mmaccel.accelerate(model, method) as fast:
+        expected, keys = fast.generate(**arguments()), fast.report.keys
+    model.compile(backend="eager")
+    with mmaccel.accelerate(model, method) as fast:
+        assert torch.equal(fast.generate(**arguments()), expected)
+        assert fast.report.engaged and fast.report.keys == keys and not fast.report.warnings

@@ -174,3 +174,15 @@ def test_adapters_that_begin_at_a_word_are_left_to_the_model(method, tmp_path):
     with mmaccel.accelerate(tuned.get_base_model(), method) as fast:
         assert torch.equal(tuned.generate(**call()), plain)
         assert "an aLoRA adapter counts its tokens from the end of each pass" in fast.report.warnings[0]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_layers_that_round_a_token_by_all_others_of_a_pass_are_left_to_the_model(method):
+    """In dynamic int8 a token has other numbers among drafts than alone, and a text would part from the plain one."""
+    model = examples.llama()[0]
+    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+    given = call(max_new_tokens=60)
+    plain = model.generate(**given)
+    with mmaccel.accelerate(model, method) as fast:
+        assert torch.equal(fast.generate(**given), plain) and not fast.report.engaged
+        assert any("dynamic int8, which round a token by all others" in text for text in fast.report.warnings)

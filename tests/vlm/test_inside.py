@@ -619,3 +619,14 @@ def test_scores_are_those_of_the_towers_last_layer():
     assert torch.allclose(visual.scores, pooled, atol=1e-6)
     assert torch.allclose(keyed.scores, visual.scores, atol=1e-6) and normalize(keyed.key, dim=-1).shape == (6, 16, 32)
     assert visual.key is None, "nobody asked for copies of its keys"
+
+
+def test_tokens_are_dropped_inside_a_compiled_model_too():
+    (model, arguments), method = visual_examples.onevision(), vlm.FastV(**vlm.FastV.engaging)
+    call = arguments()
+    with mmaccel.accelerate(model, method) as fast:
+        expected, kept = fast.generate(**call), fast.report.visual_tokens
+    model.compile(backend="eager")
+    with mmaccel.accelerate(model, method) as fast:
+        assert torch.equal(fast.generate(**call), expected)
+        assert fast.report.visual_tokens == kept and not fast.report.warnings

@@ -301,7 +301,12 @@ def test_a_model_may_be_compiled_and_its_layers_may_not():
     model.compile(backend="eager")
     with mmaccel.accelerate(model, TCA(keep=0.4)) as fast:
         near(fast(**arguments(2)).logits_per_image, expected)
-    other.vision_model.encoder.layers[1].compile(backend="eager")
+    layer = other.vision_model.encoder.layers[1]
+    layer.forward = torch.compile(layer.forward, backend="eager")
+    with pytest.raises(UnsupportedTargetError, match="CLIPEncoderLayer does inside, and this one is compiled"):
+        mmaccel.accelerate(other, TCA())
+    del layer.forward
+    layer.compile(backend="eager")
     with pytest.raises(UnsupportedTargetError, match="CLIPEncoderLayer does inside, and this one is compiled"):
         mmaccel.accelerate(other, TCA())
 

@@ -11,9 +11,10 @@ import torch
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
+from mmaccel.private import is_forward_compiled
 from mmaccel.session import Session
 
-from ..private import check_no_cache
+from ..private import check_no_cache, hooks_anew
 from .context_parallel import refuse_split
 
 # What denoises, in the order in which a step runs them. A prior that a scheduler of its own steps is not one of them.
@@ -80,6 +81,11 @@ class DiffusionTransformerAdapter(Adapter):
                 raise UnsupportedTargetError(
                     f"{method.name} cannot follow torch.compile({type(denoiser._orig_mod).__name__}): write"
                     f" {self.place(denoiser)}.compile(...), which compiles it in place"
+                )
+            if hooks_anew(self.target) and is_forward_compiled(denoiser):
+                raise UnsupportedTargetError(
+                    f"{type(denoiser).__name__}.forward was compiled after enable_model_cpu_offload(), which takes it"
+                    f" off again after one call: write {self.place(denoiser)}.compile(...) on a pipeline loaded anew"
                 )
         if isinstance(method, DiffusionMethod):
             if method.needs_all_tokens:

@@ -18,7 +18,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.stepping.layout import LatentLayout
 from mmaccel.stepping.tensors import tensors
 
-from .structure import BlockStructure, block_structure
+from .structure import BlockStructure, block_structure, class_of
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,7 @@ def latents_of(denoiser: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 def bound(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
     """A call of `module`, whose arguments can be changed by name."""
-    cls: Any = type(module)
-    return _signature(cls).bind(*args, **kwargs)
+    return _signature(class_of(module)).bind(*args, **kwargs)
 
 
 @functools.cache

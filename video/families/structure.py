@@ -49,9 +49,9 @@ class BlockStructure:
 
 def block_structure(denoiser: torch.nn.Module) -> BlockStructure | None:
     """The blocks of a transformer; None if the largest list of equal blocks is not clear about its streams."""
-    lists, cls = _equal_blocks(denoiser), _class(denoiser)
+    lists, cls = _equal_blocks(denoiser), class_of(denoiser)
     order = [name for name in _mentioned(cls) if name in lists] or list(lists)
-    streams = {name: _streams(_class(lists[name][0])) for name in order}
+    streams = {name: _streams(class_of(lists[name][0])) for name in order}
     sizes = {name: sum(x.numel() for x in lists[name].parameters()) for name in order}
     largest = max(order, key=lambda name: sizes[name], default="")
     outputs = streams.get(largest)
@@ -64,19 +64,20 @@ def block_structure(denoiser: torch.nn.Module) -> BlockStructure | None:
     return BlockStructure(tuple(together), outputs, hidden, _self_attention(lists[largest][0]), share)
 
 
-def _class(module: torch.nn.Module) -> Any:
-    """The class of a module, which type checkers do not take for hashable."""
-    return type(module)
+def class_of(module: torch.nn.Module) -> Any:
+    """The class of a module, in `torch.compile`'s wrapper too, which type checkers do not take for hashable."""
+    return type(getattr(module, "_orig_mod", module))
 
 
 def _equal_blocks(denoiser: torch.nn.Module) -> dict[str, Any]:
     """Lists of modules of one class."""
     lists = {name: part for name, part in denoiser.named_children() if isinstance(part, torch.nn.ModuleList)}
-    return {name: part for name, part in lists.items() if len({type(block) for block in part}) == 1}
+    return {name: part for name, part in lists.items() if len({class_of(block) for block in part}) == 1}
 
 
 def _self_attention(block: torch.nn.Module) -> str:
-    return next((name for name, _ in block.named_children() if SELF_ATTENTION.fullmatch(name)), "")
+    parts = getattr(block, "_orig_mod", block).named_children()
+    return next((name for name, _ in parts if SELF_ATTENTION.fullmatch(name)), "")
 
 
 @functools.cache

@@ -41,7 +41,7 @@ class ImageTextAdapter(Adapter):
         return [self.target] if self.tower is self.target else [self.target, self.tower]
 
     def check(self, method: Method) -> None:
-        compiled = (module for layer in self.layers for module in layer.modules() if private.is_compiled(module))
+        compiled = (module for layer in self.layers for module in layer.modules() if private.runs_compiled(module))
         if (found := next(compiled, None)) is not None:
             raise UnsupportedTargetError(
                 f"{method.name} changes what {type(found).__name__} does inside, and this one is compiled:"

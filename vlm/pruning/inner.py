@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -50,7 +49,7 @@ class Cuts:
 
     def begin_call(self) -> None:
         """A call of `generate` begins, whose passes are those with the cache of its first one."""
-        self.cache: weakref.ref[Any] | None = None
+        self.cache: int | None = None  # its id, as it lives as long as the call; compiled code makes no weak reference
         self.apart = False  # this pass is of something else, such as guidance
 
     def mean_kept(self, layers: int) -> float:
@@ -68,9 +67,9 @@ class Cuts:
     def before(self, layer: int, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         """Hidden states that a layer gets, and in `kwargs` masks and positions that fit them."""
         if layer == 0:
-            cache = cache_of(kwargs)
-            self.cache = weakref.ref(cache) if self.cache is None else self.cache
-            self.apart = self.cache() is not cache
+            cache = id(cache_of(kwargs))
+            self.cache = cache if self.cache is None else self.cache
+            self.apart = self.cache != cache
             if not self.apart:
                 self._begin(hidden.shape[1])
         if self.apart:
