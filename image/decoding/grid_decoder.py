@@ -100,7 +100,8 @@ class GridDecoder:
             conditional, unconditional = logits.chunk(2)
             logits = unconditional + (conditional - unconditional) * self.task.guidance
         p = self.task.sampling.distribution(logits)
-        self.broken = p[..., 0].isnan().any() | self.broken  # a row with one has nothing else
+        seen = p[..., 0] if self.task.sampling.do_sample else logits.amax(-1)  # a row of `p` with one has nothing else
+        self.broken = seen.isnan().any() | self.broken
         if self.task.specials:
             p = torch.nn.functional.pad(p, (0, self.task.specials))
         if self._has_forced or beyond:

@@ -31,7 +31,7 @@ class JanusTask(ImageTask):
 
     def codebook(self) -> torch.Tensor:
         # the decoder normalises codes before it uses them, so distances are taken the same way
-        every = torch.arange(self.codes, device=self.device)
+        every = torch.arange(self.codes, device=self.passes_on)
         return torch.nn.functional.normalize(self.model.model.vqmodel.quantize.embedding(every), dim=-1)
 
     def result(self, tokens: torch.Tensor) -> Any:

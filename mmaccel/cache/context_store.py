@@ -86,7 +86,7 @@ class ContextStore:
             raise ValueError(f"ContextStore(gigabytes={gigabytes}): gigabytes must be above 0")
         self.folder, self.limit = folder, int(gigabytes * GIGA)
         self.troubles: list[str] = []
-        # By name, inode, size and time, since a new file may have the inode of one that is gone: a header is read once.
+        # By name, inode, size and time, since a new file may have the inode of one that is gone.
         self._known: dict[tuple[str, int, int, int], StoredPrompt | None] = {}
 
     def find(self, model: str, stops: dict[str, int]) -> tuple[StoredPrompt, int] | None:

@@ -12,6 +12,7 @@ from mmaccel import private
 from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.image import GroupedSpeculative, SpeculativeJacobi, ZipAR, examples
+from mmaccel.image.decoding.grid_decoder import GridDecoder
 from mmaccel.image.decoding.sampling import Sampling
 from mmaccel.testing.contract import snapshot
 
@@ -355,22 +356,24 @@ def test_a_prompt_of_emu3_behind_which_no_picture_begins_is_refused(ends):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", (*METHODS, SpeculativeJacobi(window=4, coupling="gumbel_exact")), ids=str)
-def test_what_is_no_number_is_no_picture(family, method, monkeypatch):
+@pytest.mark.parametrize("sampled", (True, False))
+def test_what_is_no_number_is_no_picture(family, method, sampled, monkeypatch):
     """As in float16 where numbers grow too large: the model's own generate cannot draw by it either."""
     model, arguments = getattr(examples, family)()
-    distribution, calls = Sampling.distribution, []
+    distribution, calls = GridDecoder.distribution, []
 
-    def broken(self, logits):
+    def broken(self, hidden, *rest, **more):
         calls.append(None)
-        return distribution(self, logits * float("nan") if len(calls) > 3 else logits)
+        return distribution(self, hidden * float("nan") if len(calls) > 3 else hidden, *rest, **more)
 
     with mmaccel.accelerate(model, method) as fast:
-        plain = fast.generate(**arguments(2), generator=torch.Generator().manual_seed(0))
+        given = arguments(2, do_sample=sampled)
+        plain = fast.generate(**given, generator=torch.Generator().manual_seed(0))
         with monkeypatch.context() as patch:
-            patch.setattr(Sampling, "distribution", broken)
+            patch.setattr(GridDecoder, "distribution", broken)
             with pytest.raises(UnsupportedTargetError, match=r"gives NaN in torch\.float32.*bfloat16"):
-                fast.generate(**arguments(2))
-        assert torch.equal(fast.generate(**arguments(2), generator=torch.Generator().manual_seed(0)), plain)
+                fast.generate(**given)
+        assert torch.equal(fast.generate(**given, generator=torch.Generator().manual_seed(0)), plain)
 
 
 @pytest.mark.parametrize(("own", "end"), (([2, 5], 2), (7, 7), (None, 2)), ids=str)

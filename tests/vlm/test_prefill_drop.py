@@ -1,12 +1,10 @@
 """PrefillDrop: later layers compute what is kept as a plain model would, in every pass of an answer."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from draft_models import sharp
-from tensor_calls import TensorCalls
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -25,7 +23,6 @@ from transformers import (
 import mmaccel
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import CompressKV, PrefillDrop, SparsePrefill, SuffixDecoding, examples
-from mmaccel.vlm.decoder.kept_tokens import KeptTokens
 
 DROP = PrefillDrop(keep=0.4, layer=0, window=8, min_length=32)
 TWICE = PrefillDrop(keep=(0.4, 0.15), layer=0, window=8, min_length=32)
@@ -324,13 +321,3 @@ def test_rows_of_a_kept_cache_become_several(llama, method):
 
         (once, keys), (thrice, more_keys) = turns(1), turns(3)
     assert torch.equal(thrice, once[rows]) and more_keys == 3 * keys
-
-
-def test_pairs_are_counted_without_waiting_for_a_gpu():
-    """In every later layer of every pass."""
-    kept = KeptTokens(0, torch.tensor([[1, 3, 5], [-1, 2, 4]]), 8, [8, 6])
-    kept.filling = False
-    call = SimpleNamespace(queries=1, query=torch.zeros(2, 4, 1, 8))
-    with TensorCalls() as calls:
-        assert kept.pairs_missing(call) == 4 * (8 - 3 + 6 - 2)
-    assert not calls.reads

@@ -438,6 +438,12 @@ def test_a_prompt_that_is_elsewhere_is_brought_to_the_model(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(visual_adapter, "bring", lambda model, kwargs: meta)
             assert fast.generate(**arguments(1)).is_meta and fast.report.engaged
+        with monkeypatch.context() as patch:  # without a picture the model does that itself
+            patch.setattr(input_arguments, "pass_device", lambda model, ids: meta)
+            call = arguments(1)
+            call["input_ids"][:] = 5
+            call.pop("pixel_values_videos")
+            assert torch.equal(fast.generate(**call), model.generate(**call)) and not fast.report.engaged
 
 
 def test_pictures_are_found_in_a_prompt_without_its_name():

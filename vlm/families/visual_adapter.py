@@ -153,10 +153,10 @@ class VisualAdapter(DecoderAdapter):
         if method is None:
             run.visual = self.spans(kwargs)
             return None
-        self._asked_on = bring(self.target, kwargs)
-        cache = cache_of(kwargs)
+        self._asked_on = bring(self.target, brought := dict(kwargs))  # a plain run gets them as they are
+        cache = cache_of(brought)
         turn = None if cache is None else recalled(cache, self)
-        if why := unfit_prompt(self.target, kwargs, method.reads_tower):
+        if why := unfit_prompt(self.target, brought, method.reads_tower):
             if turn is not None:
                 raise PromptError(f"{method.name} cannot go on from the prompt that it has shortened: {why}")
             run.warn(f"{method} ran plainly: {why}")
@@ -165,16 +165,18 @@ class VisualAdapter(DecoderAdapter):
             run.warn(f"{method} ran plainly: past_key_values holds a prompt that this session has not shortened")
             return None
         before = None if turn is None else turn.cuts
-        prompt = self.shorten(method, kwargs, None if turn is None else turn.prompt)
+        prompt = self.shorten(method, brought, None if turn is None else turn.prompt)
         if prompt is None:
             return None
         given = self.inputs(prompt)
-        if why := unfit_beside(self.target, kwargs, given):
+        if why := unfit_beside(self.target, brought, given):
             if turn is not None:
                 raise PromptError(f"{why} was given with a picture behind a shortened prompt: leave it out")
             run.warn(f"{method} ran plainly: {why} was given")
             return None
         self._warn(method, prompt, run)
+        kwargs.clear()
+        kwargs.update(brought)
         replace(kwargs, prompt, self.target, self.pixel_arguments, given)
         if cache is not None and turn is None:
             remember(cache, self, None)  # until the call has ended well

@@ -39,7 +39,7 @@ def attention_tile(arch: int, width: int, item_size: int) -> Tile:
         # without tensor cores operands pass through registers, of which a padded width takes more
         tile = Tile(16, 16, 8, 1) if padded != width or width > 128 else Tile(32, 16, 4, 1)
     elif width > 128:
-        tile = Tile(64 if width <= 256 else 32, 32, 8, 2)
+        tile = Tile(64, 32, 8, 2)
     elif 90 <= arch < 120:
         tile = Tile(128, 128, 8, 3) if width <= 64 else Tile(128, 64, 8, 3)
     else:
@@ -66,7 +66,7 @@ def cut(tile: Tile, block_m: int, block_n: int) -> Tile:
 
 
 def _fit(tile: Tile, arch: int, width: int, item_size: int) -> Tile:
-    """Fewer stages where the pipeline would not fit in shared memory."""
+    """Fewer stages, and then fewer rows, where the pipeline would not fit in shared memory."""
 
     def used(stages: int) -> int:
         rows = tile.block_m + 2 * tile.block_n * stages
@@ -75,4 +75,6 @@ def _fit(tile: Tile, arch: int, width: int, item_size: int) -> Tile:
     stages = tile.stages
     while stages > 1 and used(stages) > shared_memory(arch):
         stages -= 1
+    if used(stages) > shared_memory(arch) and tile.block_m > 16:
+        return _fit(tile._replace(block_m=tile.block_m // 2), arch, width, item_size)
     return tile._replace(stages=stages)
