@@ -175,9 +175,7 @@ class VisualAdapter(DecoderAdapter):
             run.warn(f"{method} ran plainly: {why} was given")
             return None
         self._warn(method, prompt, run)
-        kwargs.clear()
-        kwargs.update(brought)
-        replace(kwargs, prompt, self.target, self.pixel_arguments, given)
+        replace(kwargs, brought, prompt, self.target, self.pixel_arguments, given)
         if cache is not None and turn is None:
             remember(cache, self, None)  # until the call has ended well
         self.cuts = cuts = before or self._new_cuts(method, prompt, run, kwargs)

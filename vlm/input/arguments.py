@@ -74,7 +74,12 @@ def unfit_beside(target: Any, kwargs: dict[str, Any], inputs: dict[str, Any]) ->
 
 
 def replace(
-    kwargs: dict[str, Any], prompt: Prompt, target: Any, encoded: Iterable[str], inputs: dict[str, Any]
+    kwargs: dict[str, Any],
+    brought: dict[str, Any],
+    prompt: Prompt,
+    target: Any,
+    encoded: Iterable[str],
+    inputs: dict[str, Any],
 ) -> None:
     """Put a prompt into the arguments of `generate`; the number of new tokens stays the same.
 
@@ -82,6 +87,8 @@ def replace(
     ----------
     kwargs
         The arguments, which are changed.
+    brought
+        The same, as :func:`bring` leaves them.
     prompt
         The shortened prompt.
     target
@@ -96,6 +103,8 @@ def replace(
     SettingError
         If `max_length` leaves no room after the prompt as it was given.
     """
+    kwargs.clear()
+    kwargs.update(brought)
     length = prompt.full_ids.shape[1]
     limit = setting(target, kwargs, "max_length")
     if limit is not None and limit <= length and setting(target, kwargs, "max_new_tokens") is None:
