@@ -7,6 +7,9 @@ if (location.protocol === "file:") {
       const frame = document.createElement("iframe"), script = document.createElement("script");
       frame.hidden = true;
       document.body.append(frame);
+      frame.contentDocument.open();  // Firefox would load an empty page later, over the script
+      frame.contentDocument.write("<body>");
+      frame.contentDocument.close();
       this.inside = frame.contentWindow;
       this.inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
       this.ready = new Promise((resolve) => { script.onload = resolve; });

@@ -12,6 +12,8 @@ from mmaccel.cache.argument import cached
 
 TAKEN_BACK = "hybrid"  # a name of the usual cache, which checkpoints of Gemma say and `generate` takes back itself
 USUAL_CACHE = ("dynamic", TAKEN_BACK)
+# Layers of torch that quantize what they are given, by the largest number of all its tokens.
+BY_PASS = "torch.ao.nn.quantized.dynamic."
 
 
 def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
@@ -78,7 +80,14 @@ def why_adapted(model: Any) -> str | None:
     adapters = getattr(model, "peft_config", None) or {}
     if any(getattr(config, "alora_invocation_tokens", None) for config in adapters.values()):
         return "an aLoRA adapter counts its tokens from the end of each pass"
+    if rounds_by_pass(model):
+        return f"{type(model).__name__} has layers in dynamic int8, which round a token by all others of a pass"
     return None
+
+
+def rounds_by_pass(model: Any) -> bool:
+    """Whether a token has other numbers beside others than alone, as in torch's dynamic int8."""
+    return any(type(module).__module__.startswith(BY_PASS) for module in model.modules())
 
 
 def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:

@@ -26,8 +26,6 @@ OF_A_BATCH = (
 
 WITH_OUTPUTS = ("IdeficsForVisionText2Text",)  # classes that go on from more of a pass than its cache
 READS_ON = "layers read on"  # in the memory of a session
-# Layers of torch that quantize what they are given, by the largest number of all its tokens.
-BY_PASS = "torch.ao.nn.quantized.dynamic."
 MOVING = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on the length of the text
 
 # Settings that ask for another loop of `generate`, or for another cache, and what they are where they do not.
@@ -104,8 +102,6 @@ def unfit_model(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[s
     name, limit = type(model).__name__, _steady_length(model.config.get_text_config(decoder=True))
     if any(cls.__name__ in WITH_OUTPUTS for cls in type(model).__mro__):
         return f"{name} goes on from more of a pass than its cache"
-    if any(type(module).__module__.startswith(BY_PASS) for module in model.modules()):
-        return f"{name} has layers in dynamic int8, which round a token by all others of a pass"
     embeds, given = kwargs.get("inputs_embeds"), input_ids.shape[1]
     unseen = 0 if embeds is None else max(0, embeds.shape[1] - given)
     if limit is not None and config.max_length + unseen > limit:

@@ -13,6 +13,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from mmaccel.cache.argument import cached
 from mmaccel.decoding import Draft, FixedWidth, Stats, Verdict, draft_and_verify, match
+from mmaccel.decoding.setting import rounds_by_pass
 
 from .cross_cache import CrossCache
 from .gathering import Gathering
@@ -89,7 +90,8 @@ def decode(
     """
     limit = adapter.limit(encoded.seconds) if max_new_tokens is None else max_new_tokens
     limit = min(limit, adapter.room(prompt))
-    guess = RealignedDraft(list(itertools.takewhile(lambda token: token not in adapter.end_tokens, draft)))
+    known = () if rounds_by_pass(adapter.target) else draft  # there a token has other numbers in a draft than alone
+    guess = RealignedDraft(list(itertools.takewhile(lambda token: token not in adapter.end_tokens, known)))
     text, stats = _Text(adapter, encoded, prompt, cache, limit, gathering), Stats()
     draft_and_verify(guess, text, FixedWidth(sys.maxsize), stats)
     return Hypothesis(tuple(text.tokens), stats.forwards, text.ended, text.accepted)

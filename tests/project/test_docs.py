@@ -155,6 +155,14 @@ def test_the_site_asks_for_nothing(built):
         html = (built / f"{page}.html").read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"', html)
         assert [url for url in loaded if "canonical" not in url] == [], page
+        links = re.findall(r'<a[^>]+href="([^"#:]+)"', html)
+        assert links and not [link for link in links if link.endswith(("/", "."))], f"{page}: a folder opens as a list"
+
+
+def test_the_reference_has_what_it_is_of(built):
+    assert "StreamingRecognizer" in (built / "reference/speech.html").read_text(encoding="utf-8")
+    policies = (built / "reference/policies.html").read_text(encoding="utf-8")
+    assert all(f'id="mmaccel.kernels.policies.{name}"' in policies for name in ("sparge", "fasa", "st_lite"))
 
 
 def test_the_benchmarks_stand_in_the_order_of_the_overview():

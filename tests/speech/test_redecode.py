@@ -240,3 +240,11 @@ def test_what_is_banned_of_many_places_is_written_at_once():
     with TensorCalls() as calls:
         found = case.decode(case.greedy)
     assert found.forwards == 1 and calls.counts["__setitem__"] < len(case.greedy) // 2
+
+
+def test_layers_that_round_a_token_by_all_others_of_a_pass_get_no_drafts():
+    """In torch's dynamic int8, where a token has other numbers among drafts than alone."""
+    case = Case("whisper")
+    torch.ao.quantization.quantize_dynamic(case.model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+    found = case.decode(case.greedy)
+    assert found.tokens == case.decode().tokens and found.accepted == 0 and found.forwards > 3

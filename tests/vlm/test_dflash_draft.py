@@ -67,7 +67,7 @@ def test_windows_and_layers_with_a_state(make, batch, pad, tmp_path):
         assert not fast.report.warnings
 
 
-@pytest.mark.parametrize("window", (None, 200))
+@pytest.mark.parametrize("window", (None, 9))
 def test_a_block_is_that_of_transformers_own_class(model, tmp_path, window):
     """With its cache, over passes that accept 3, 1 and 8 tokens."""
     draft = dflash_models.untrained(model, window=window).double()
@@ -285,7 +285,9 @@ def test_what_formats_say(model, tmp_path):
     for config in configs.values():
         assert (config.layers_read, config.block, config.mask_token) == ((1, 2, 3), BLOCK, MASK)
     assert configs["z-lab"].sees == configs["speculators"].sees == [(6, True), (None, False)]
-    assert configs["transformers"].sees == [(6, False), (None, False)]
+    assert configs["transformers"].sees == [(7, False), (None, False)], "it counts the tokens on each side"
+    plain = {"dflash_config": {"projector_type": "dflash", "shift_label": True}, "attention_mode": "GQA"}
+    assert load_dflash(dflash_models.write(tmp_path / "plain", model, **plain), model).config.from_anchor
     said = {"sliding_window_non_causal": True}
     other = load_dflash(dflash_models.write(tmp_path / "other", model, "speculators", window=6, **said), model).config
     assert other.sees == [(6, False), (None, False)]
@@ -298,6 +300,7 @@ def test_what_formats_say(model, tmp_path):
 def test_which_layers_are_read_where_a_checkpoint_does_not_say():
     """Of Qwen3-4B, with the numbers that its draft model says."""
     assert layers_read(36, 5) == (2, 10, 18, 26, 34)
+    assert layers_read(30, 5) == (2, 9, 15, 21, 28), "halves as they are rounded there"
     assert layers_read(64, 1) == (33,) and layers_read(64, 2) == (2, 62)
 
 

@@ -306,6 +306,10 @@ def test_a_model_may_be_compiled_and_its_layers_may_not():
     with pytest.raises(UnsupportedTargetError, match="CLIPEncoderLayer does inside, and this one is compiled"):
         mmaccel.accelerate(other, TCA())
     del layer.forward
+    other.vision_model.encoder.layers[1] = torch.compile(layer, backend="eager")
+    with pytest.raises(UnsupportedTargetError, match="compiled"):
+        mmaccel.accelerate(other, TCA())
+    other.vision_model.encoder.layers[1] = layer
     layer.compile(backend="eager")
     with pytest.raises(UnsupportedTargetError, match="CLIPEncoderLayer does inside, and this one is compiled"):
         mmaccel.accelerate(other, TCA())

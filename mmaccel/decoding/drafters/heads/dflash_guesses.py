@@ -34,7 +34,7 @@ class BlockGuesses(HeadSource):
         if self._block is not None:
             return
         states, place, head = torch.cat(self._unread), len(self._text) - 1, self.steps.head
-        if len(states) > FEW:
+        if len(states) > FEW + 1:  # so that the reading alone counts as one of a long text
             yield HeadStep(self.steps, self.row, [], place - 1, states[:-1])
             states = states[-1:]
         masks = [head.config.mask_token] * (head.config.block - 1)

@@ -23,7 +23,7 @@ def layers_read(layers: int, count: int) -> tuple[int, ...]:
     """Layers of a model of so many whose inputs are read, where a draft model of `count` layers does not say."""
     if count == 1:
         return (layers // 2 + 1,)
-    return tuple(2 + round(number * (layers - 4) / (count - 1)) for number in range(count))
+    return tuple(1 + round(1 + number * (layers - 4) / (count - 1)) for number in range(count))
 
 
 class DFlashHead(DraftHead):

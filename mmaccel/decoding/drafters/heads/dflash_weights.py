@@ -23,6 +23,7 @@ OTHERS = (  # settings of what grew out of DFlash, as DFlash 2 and Domino, by wh
     "projector_type", "selector_rank", "conv_kernel_size", "markov_rank", "attention_sink_bias",
     "attention_value_scale", "attention_mode",
 )  # fmt: skip
+USUAL = ("none", "false", "0", "dflash", "gqa", "mha")  # what plain DFlash may say in their place
 REPLACED = (  # of the configuration of the layers, which is told otherwise, or is of its file
     "architectures", "auto_map", "dflash_config", "model_type", "torch_dtype", "dtype", "_attn_implementation",
     "is_causal",
@@ -76,7 +77,7 @@ def configuration(path: str, model: Any) -> PretrainedConfig:
         "layers_read": reads,
         "block": told.get("block_size") or BLOCK,
         "mask_token": told["mask_token_id"],
-        "from_anchor": bool(told.get("sample_from_anchor")),
+        "from_anchor": bool(told.get("sample_from_anchor") or told.get("shift_label")),
         "embedding_scale": _embedding_scale(told, model),
         "logit_scale": told.get("output_multiplier", getattr(theirs, "output_multiplier", 1.0)),
         "softcap": told.get("final_logit_softcapping", getattr(theirs, "final_logit_softcapping", None)) or None,
@@ -90,7 +91,9 @@ def configuration(path: str, model: Any) -> PretrainedConfig:
 def _require_dflash(path: str, told: dict[str, Any], kind: str) -> None:
     """Refuse what is no draft model of DFlash, or one of unknown layers."""
     algorithm, mask = told.get("speculators_model_type", "dflash"), told.get("mask_token_id")
-    other = next((name for name in OTHERS if told.get(name) not in (None, False, 0, "gqa", "mha")), None)
+    other = next((name for name in OTHERS if str(told.get(name)).lower() not in USUAL), None)
+    if told.get("is_neox_style") is False:
+        other = "is_neox_style false"
     if algorithm != "dflash" or other is not None or not isinstance(mask, int):
         what = f"of {algorithm}" if algorithm != "dflash" else f"with {other}" if other else "without a mask_token_id"
         raise WeightsError(f"{path}/config.json is of no DFlash draft model, but of one {what}: give one of DFlash")
@@ -115,6 +118,8 @@ def _sees(path: str, told: dict[str, Any], kind: str, config: Any) -> list[Sees]
     if not {FULL, SLIDING}.issuperset(kinds) or len(kinds) != count:
         raise WeightsError(f"{path} has {count} layers of {', '.join(sorted(set(kinds)))}, which are not known")
     window = told.get("swa_window_size") or getattr(config, "sliding_window", None)
+    if window and kind in OWN_WINDOWS:
+        window += 1  # transformers counts the tokens on each side
     own = kind not in OWN_WINDOWS and not told.get("use_swa") and not told.get("sliding_window_non_causal")
     causal = told.get("causal", told.get("is_causal"))
     slides = [each == SLIDING for each in kinds]
