@@ -706,3 +706,11 @@ def test_compare_draws_on_the_device_of_the_pipeline():
     trial, calls = CanvasTrial(find_adapter(pipe), arguments(temperature=1.0)), []
     one, again, other = (trial.run(lambda **call: calls.append(call) or pipe(**call), seed) for seed in (1, 1, 2))
     assert torch.equal(one, again) and not torch.equal(one, other) and not any("generator" in call for call in calls)
+
+
+def test_a_cache_follows_a_model_that_is_compiled_within_its_session():
+    pipe, arguments = examples.block_causal()
+    plain = run(pipe, arguments, 2)
+    with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
+        pipe.model.compile(backend="eager")
+        assert torch.equal(run(fast, arguments, 2), plain) and fast.report.engaged
