@@ -8,6 +8,7 @@ import torch
 from dflash_models import BLOCK, FORMATS, MASK
 from draft_models import NEW, call, gemma3, qwen3_next, sharp
 from safetensors.torch import load_file, save_file
+from spoiled_heads import told_otherwise, without
 from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
 from transformers.cache_utils import DFlashCache
 
@@ -471,54 +472,36 @@ def test_without_a_draft_model_it_drafts_as_fused_draft_and_says_so(model):
     assert details[0] == details[1]
 
 
-def _without(name):
-    def spoiled(folder):
-        weights = load_file(folder / "model.safetensors")
-        del weights[name]
-        save_file(weights, folder / "model.safetensors")
-
-    return spoiled
-
-
-def _told_otherwise(**more):
-    def spoiled(folder):
-        told = json.loads((folder / "config.json").read_text())
-        told["dflash_config"] |= more.pop("dflash_config", {})
-        (folder / "config.json").write_text(json.dumps({**told, **more}))
-
-    return spoiled
-
-
 @pytest.mark.parametrize(
     ("spoiled", "error", "said"),
     (
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), WeightsError, "save_file"),
         (lambda folder: (folder / "config.json").unlink(), WeightsError, "config.json"),
-        (_without("hidden_norm.weight"), WeightsError, r"is not what its config.json says: \['hidden_norm.weight'\]"),
+        (without("hidden_norm.weight"), WeightsError, r"is not what its config.json says: \['hidden_norm.weight'\]"),
         (
-            _told_otherwise(model_type="mamba"),
+            told_otherwise(model_type="mamba"),
             WeightsError,
             "has layers of mamba, and only those of qwen3, llama, muse",
         ),
         (
-            _told_otherwise(dflash_config={"selector_rank": 8}),
+            told_otherwise(dflash_config={"selector_rank": 8}),
             WeightsError,
             "one with selector_rank: give one of DFlash",
         ),
-        (_told_otherwise(dflash_config={"projector_type": "domino"}), WeightsError, "but of one with projector_type"),
-        (_told_otherwise(dflash_config={"mask_token_id": None}), WeightsError, "but of one without a mask_token_id"),
-        (_told_otherwise(speculators_model_type="dspark"), WeightsError, "but of one of dspark: give one of DFlash"),
-        (_told_otherwise(rope_parameters={"rope_type": "spiral"}), WeightsError, "rotary embeddings of kind 'spiral'"),
+        (told_otherwise(dflash_config={"projector_type": "domino"}), WeightsError, "but of one with projector_type"),
+        (told_otherwise(dflash_config={"mask_token_id": None}), WeightsError, "but of one without a mask_token_id"),
+        (told_otherwise(speculators_model_type="dspark"), WeightsError, "but of one of dspark: give one of DFlash"),
+        (told_otherwise(rope_parameters={"rope_type": "spiral"}), WeightsError, "rotary embeddings of kind 'spiral'"),
         (
-            _told_otherwise(layer_types=["linear_attention"] * 2),
+            told_otherwise(layer_types=["linear_attention"] * 2),
             WeightsError,
             "has 2 layers of linear_attention, which",
         ),
-        (_told_otherwise(dflash_config={"mask_token_id": 64}), WeightsError, "mask"),
-        (_told_otherwise(dflash_config={"target_layer_ids": [0, 1, 7]}), UnsupportedTargetError, r"layers \(1, 2, 8\)"),
-        (_told_otherwise(hidden_size=64), UnsupportedTargetError, "model of hidden size 64, .* has 32: give"),
-        (_told_otherwise(vocab_size=99), UnsupportedTargetError, "of 99 tokens, Qwen3ForCausalLM has 64: give"),
-        (_told_otherwise(intermediate_size=64), WeightsError, "is not what its config.json says"),
+        (told_otherwise(dflash_config={"mask_token_id": 64}), WeightsError, "mask"),
+        (told_otherwise(dflash_config={"target_layer_ids": [0, 1, 7]}), UnsupportedTargetError, r"layers \(1, 2, 8\)"),
+        (told_otherwise(hidden_size=64), UnsupportedTargetError, "model of hidden size 64, .* has 32: give"),
+        (told_otherwise(vocab_size=99), UnsupportedTargetError, "of 99 tokens, Qwen3ForCausalLM has 64: give"),
+        (told_otherwise(intermediate_size=64), WeightsError, "is not what its config.json says"),
     ),
     ids=(
         "pickled",

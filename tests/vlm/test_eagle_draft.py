@@ -1,13 +1,11 @@
 """A head that reads the model's hidden states guesses: the text stays the model's."""
 
-import json
-
 import eagle_heads
 import pytest
 import torch
 from draft_models import NEW, call, deepseek_v3, gemma3, qwen3_next
 from quantized_weight import QuantizedWeight, quantize
-from safetensors.torch import load_file, save_file
+from spoiled_heads import told_otherwise, without
 from transformers import DynamicCache
 
 import mmaccel
@@ -249,7 +247,7 @@ def test_a_quantized_matrix_is_read_once(llama, tmp_path, monkeypatch):
 
 def test_a_window_is_that_of_the_mask(llama, tmp_path):
     path = eagle_heads.write(tmp_path, llama)
-    _told_otherwise(sliding_window=5, layer_types=["sliding_attention"])(tmp_path)
+    told_otherwise(sliding_window=5, layer_types=["sliding_attention"])(tmp_path)
     narrow = load_head(path, llama)
     text, states = list(range(4, 30)), torch.randn(26, 96, generator=torch.Generator().manual_seed(3))
     seen = []
@@ -380,47 +378,30 @@ def test_without_a_head_it_drafts_as_fused_draft_and_says_so(llama):
     assert details[0] == details[1]
 
 
-def _without(name):
-    def spoiled(folder):
-        weights = load_file(folder / "model.safetensors")
-        del weights[name]
-        save_file(weights, folder / "model.safetensors")
-
-    return spoiled
-
-
-def _told_otherwise(**more):
-    def spoiled(folder):
-        told = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**told, **more}))
-
-    return spoiled
-
-
 @pytest.mark.parametrize(
     ("spoiled", "error", "said"),
     (
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), WeightsError, "save_file"),
         (lambda folder: (folder / "config.json").unlink(), WeightsError, "config.json"),
-        (_without("fc.weight"), WeightsError, r"is not what its config.json says: \['fc.weight'\]"),
-        (_told_otherwise(model_type="mamba"), WeightsError, "has a layer of mamba, and only those of llama and qwen3"),
-        (_without("midlayer.hidden_norm.weight"), WeightsError, "an older head, EAGLE 1 or 2: give an EAGLE-3 head"),
-        (_told_otherwise(draft_vocab_size=None), WeightsError, r"is not what .*lm_head.weight"),
-        (_told_otherwise(speculators_model_type="peagle"), WeightsError, "is of no EAGLE-3 head, but of peagle: give"),
-        (_told_otherwise(rope_parameters={"rope_type": "spiral"}), WeightsError, "rotary embeddings of kind 'spiral'"),
+        (without("fc.weight"), WeightsError, r"is not what its config.json says: \['fc.weight'\]"),
+        (told_otherwise(model_type="mamba"), WeightsError, "has a layer of mamba, and only those of llama and qwen3"),
+        (without("midlayer.hidden_norm.weight"), WeightsError, "an older head, EAGLE 1 or 2: give an EAGLE-3 head"),
+        (told_otherwise(draft_vocab_size=None), WeightsError, r"is not what .*lm_head.weight"),
+        (told_otherwise(speculators_model_type="peagle"), WeightsError, "is of no EAGLE-3 head, but of peagle: give"),
+        (told_otherwise(rope_parameters={"rope_type": "spiral"}), WeightsError, "rotary embeddings of kind 'spiral'"),
         (
-            _told_otherwise(layer_types=["sliding_attention", "full_attention"]),
+            told_otherwise(layer_types=["sliding_attention", "full_attention"]),
             WeightsError,
             "with a window and without",
         ),
-        (_told_otherwise(vocab_size=64, draft_vocab_size=30), WeightsError, r"is not what .*lm_head.weight"),
+        (told_otherwise(vocab_size=64, draft_vocab_size=30), WeightsError, r"is not what .*lm_head.weight"),
         (
-            _told_otherwise(eagle_aux_hidden_state_layer_ids=[1, 2, 5]),
+            told_otherwise(eagle_aux_hidden_state_layer_ids=[1, 2, 5]),
             UnsupportedTargetError,
             r"reads layers \(1, 2, 5\)",
         ),
-        (_told_otherwise(target_hidden_size=64), UnsupportedTargetError, "model of hidden size 64, .* has 32: give"),
-        (_told_otherwise(intermediate_size=64), WeightsError, "is not what its config.json says"),
+        (told_otherwise(target_hidden_size=64), UnsupportedTargetError, "model of hidden size 64, .* has 32: give"),
+        (told_otherwise(intermediate_size=64), WeightsError, "is not what its config.json says"),
     ),
     ids=(
         "pickled",

@@ -58,8 +58,11 @@ def load_mtp(path: str, names: dict[str, str], model: Any) -> MTPHead:
     UnsupportedTargetError
         If the model's layers are called otherwise than a head can, or are off-loaded.
     """
-    files = {file: file_of(path, file, GIVEN) for file in sorted(set(names.values()))}
-    weights = {own: _read(files[file], name) for name, file in names.items() if (own := _own(name))}
+    weights: dict[str, Tensor] = {}
+    for file in sorted(set(names.values())):
+        with safe_open(file_of(path, file, GIVEN), "pt") as opened:
+            here = (name for name in names if names[name] == file)
+            weights |= {own: opened.get_tensor(name) for name in here if (own := _own(name))}
     quantized = [name for name, value in weights.items() if not value.is_floating_point() or "scale" in name]
     if quantized or any(value.element_size() < 2 for value in weights.values()):
         raise WeightsError(
@@ -118,12 +121,6 @@ def _own(name: str) -> str:
         return ""
     part, _, kind = rest.rpartition(".")
     return f"{PARTS[part]}.{kind}" if part in PARTS else f"layer.{rest}"
-
-
-def _read(file: str, name: str) -> Tensor:
-    with safe_open(file, "pt") as opened:
-        value: Tensor = opened.get_tensor(name)
-    return value
 
 
 def _stacked(weights: dict[str, Tensor]) -> dict[str, Tensor]:
