@@ -31,7 +31,7 @@ from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from . import shape
 from .parts import TrainingAttention, flow_loss
-from .vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, pool, train_vae
+from .vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, pool, train_vae, vae_loss
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 SHORT_FRAMES = 3  # latent frames of the beginning of a clip: things and captions, at a third of the tokens
@@ -53,7 +53,7 @@ def trained_vae(args: argparse.Namespace) -> AutoencoderKLWan:
     folder = args.output / "model" / "vae"
     if not folder.is_dir():
         vae = shape.build_vae()
-        train_vae(vae, args.output, args.seed, args.vae_minutes)
+        train_vae(vae, args.output, args.vae_minutes, functools.partial(vae_loss, vae, args.seed))
         vae.half().float()
         measure_latents(vae, args.seed)
         write_model(vae.half(), folder)

@@ -63,8 +63,9 @@ def decode(vae: AutoencoderKLWan, latents: torch.Tensor) -> torch.Tensor:
     return unpatchify(torch.cat(parts, 2), vae.config.patch_size)
 
 
-def vae_loss(vae: AutoencoderKLWan, pixels: torch.Tensor, noise: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reconstruction and divergence, each a mean over elements."""
+def vae_loss(vae: AutoencoderKLWan, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Reconstruction and divergence over the clips of one step, each a mean over elements."""
+    pixels, noise = batch_of(seed, step), torch.Generator().manual_seed(step)
     mean, log_variance = encode(vae, pixels).float().clamp(-20, 20).chunk(2, 1)
     sampled = mean + (0.5 * log_variance).exp() * torch.randn(mean.shape, generator=noise)
     output = decode(vae, sampled).float()
@@ -81,7 +82,10 @@ def batch_of(seed: int, step: int) -> torch.Tensor:
     return pixels if whole else pixels[:, :, begin : begin + 5]
 
 
-def train_vae(vae: AutoencoderKLWan, folder: Path, seed: int, minutes: float) -> None:
+def train_vae(
+    vae: torch.nn.Module, folder: Path, minutes: float, loss_of: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    """Train until its minutes are over on `loss_of(step)`, reconstruction and divergence."""
     filters = [p for p in vae.parameters() if p.ndim >= 4 and p[0].numel() > 1]
     others = [p for p in vae.parameters() if not (p.ndim >= 4 and p[0].numel() > 1)]
     optimizers = [
@@ -96,7 +100,7 @@ def train_vae(vae: AutoencoderKLWan, folder: Path, seed: int, minutes: float) ->
         for optimizer in optimizers:
             trapezoid(optimizer, int(share * UNITS), UNITS, warmup=200, decay=0.5)
         with torch.autocast("cpu", torch.bfloat16):
-            loss, divergence = vae_loss(vae, batch_of(seed, step), torch.Generator().manual_seed(step))
+            loss, divergence = loss_of(step)
         step_with(optimizers, loss + KL_WEIGHT * divergence, vae.parameters())
         step += 1
         if step % LOG_STEPS == 0:
