@@ -84,3 +84,20 @@ def sharing(cls: Any, pipe: Any, **components: Any) -> Any:
     made = cls(**{**pipe.components, **components})
     made.set_progress_bar_config(disable=True)
     return made
+
+
+@contextmanager
+def deep_cache(pipe: Any, interval: int) -> Iterator[Any]:
+    """DeepCache (Ma and others, 2024) by its authors: most layers of a UNet run only every so many steps."""
+    from DeepCache import DeepCacheSDHelper
+
+    helper = DeepCacheSDHelper(pipe=pipe)
+    helper.set_params(cache_interval=interval, cache_branch_id=0)
+    parts = [pipe.unet, *pipe.unet.modules()]
+    helper.enable()
+    try:
+        yield pipe
+    finally:
+        helper.disable()
+        for part in parts:  # which leaves a bound method on each part that it wrapped
+            vars(part).pop("forward", None)

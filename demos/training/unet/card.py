@@ -21,8 +21,8 @@ from .train import PROMPTS
 CARD = """# tiny-unet
 
 A real diffusers `StableDiffusionPipeline` of {parameters:.1f} million parameters (float16, {megabytes:.1f} MB): a
-`UNet2DConditionModel` of {unet:.1f} million in three levels of two residual blocks each, with cross-attention on the two
-upper ones; an `AutoencoderKL` (4 times smaller in each direction), a `CLIPTextModel` of two layers and a word
+`UNet2DConditionModel` of {unet:.1f} million in three levels of two residual blocks each, with cross-attention on
+the two upper ones; an `AutoencoderKL` (4 times smaller in each direction), a `CLIPTextModel` of two layers and a word
 tokenizer. It finds noise, as Stable Diffusion does, with Stable Diffusion's noise levels; DDIM with 50 steps is the
 default, and other samplers of diffusers fit. It draws one emoji on textured paper: 64 x 64 pixels. Classifier-free
 guidance is trained in (default scale {guidance_scale:g}).

@@ -1,0 +1,144 @@
+"""`mmaccel bench unet`: what methods for UNets keep of the plain pipeline's pictures, and the time they take.
+
+All entries alternate prompt by prompt beside the plain pipeline, by Stable Diffusion's samplers; nothing is tuned.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from mmaccel import zoo
+from mmaccel.bench.benchmark import Benchmark, Section, by
+from mmaccel.comparison import results
+from mmaccel.comparison.entry import PLAIN, Entry
+from mmaccel.comparison.runner import Runner
+from mmaccel.comparison.trial import Workload
+
+from .. import quality
+from . import unet_page as page
+from .findings import FIGURES
+from .unet_cases import DEFAULT, MODEL, SAMPLERS, DrawingCase, Sampler, cases
+
+PROMPTS, FEW = 16, 2  # that judge, and at short length
+METRIC = "PSNR in dB to the picture of the plain pipeline, mean over prompts"
+Row = dict[str, Any]
+
+
+class Drawing(Workload):
+    """Latents of each prompt; a seed is the number of a prompt, and of its noise."""
+
+    unit = "steps"
+
+    def __init__(self, pipe: Any, prompts: list[str], sampler: Sampler) -> None:
+        self.target, self.prompts, self.sampler = sampler.on(pipe), prompts, sampler
+        self.finest: dict[int, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def run(self, target: Any, seed: int, fewer: int | None = None) -> tuple[int, torch.Tensor]:
+        call = {"num_inference_steps": fewer or self.sampler.steps, "output_type": "latent"}
+        generator = torch.Generator().manual_seed(seed)
+        return seed, target(self.prompts[seed], **call, generator=generator).images
+
+    def judge(self, plain: tuple[int, torch.Tensor], other: tuple[int, torch.Tensor]) -> dict[str, Any]:
+        picture = self.picture(other[1])
+        return {
+            "psnr": self.psnr(self.picture(plain[1]), picture),
+            "psnr_converged": self.psnr(self.converged(other[0]), picture),
+        }
+
+    def converged(self, seed: int) -> torch.Tensor:
+        """The picture of a seed with so many steps that more change little."""
+        if seed not in self.finest:
+            self.finest[seed] = self.picture(self.run(self.target, seed, self.sampler.finest)[1])
+        return self.finest[seed]
+
+    @torch.no_grad()
+    def picture(self, latents: torch.Tensor) -> torch.Tensor:
+        """The decoded picture `[1, 3, H, W]` in [0, 1]."""
+        vae = self.target.vae
+        decoded: torch.Tensor = vae.decode(latents / vae.config.scaling_factor).sample
+        return (decoded / 2 + 0.5).clamp(0, 1)
+
+    @staticmethod
+    def psnr(reference: torch.Tensor, picture: torch.Tensor) -> float:
+        """In dB; 100 where they are equal."""
+        return min(100.0, quality.tensor_psnr(reference, picture))
+
+
+def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
+    """What is measured, by sampler: all entries with Stable Diffusion's DDIM, the main ones with others."""
+    pipe = functools.cache(functools.partial(zoo.load, MODEL))
+    prompts = zoo.prompts(MODEL, PROMPTS if full else FEW, seed=3)
+    chosen = SAMPLERS if full else SAMPLERS[:1]
+    return {str(sampler): functools.partial(lambda s: rows(pipe(), prompts, s), sampler) for sampler in chosen}
+
+
+def rows(pipe: Any, prompts: list[str], sampler: Sampler) -> Iterator[Row]:
+    """The rows of one sampler."""
+    drawing = Drawing(pipe, prompts, sampler)
+    made = list(cases(sampler))
+    plain = Entry(PLAIN, PLAIN)
+    found = [(case, case.entry(drawing.target)) for case in made if not case.is_missing]
+    entries = [plain, *(entry for _, entry in found)]
+    Runner(drawing, entries, range(len(prompts)), title=str(sampler)).run()
+    yield _row(drawing, plain, plain, PLAIN)
+    yield from (_row(drawing, entry, plain, case.kind) for case, entry in found)
+    yield from (_missing_row(drawing, case) for case in made if case.is_missing)
+
+
+def _row(drawing: Drawing, entry: Entry, plain: Entry, kind: str) -> Row:
+    figures = list(entry.metrics.values())
+    psnr, converged = ([each[name] for each in figures] for name in ("psnr", "psnr_converged"))
+    identity = entry.identity(drawing.unit) if entry.setup is None else _of_package(entry)
+    return results.row(
+        modality="video",
+        model=f"{MODEL}, {drawing.sampler}",
+        **{**identity, "exact": kind == PLAIN},
+        kind=kind,
+        seeds=list(range(len(figures))),
+        **entry.timing(plain),
+        **entry.work(),
+        speedup_worst=min(entry.ratios(plain)),
+        quality_metric=METRIC,
+        quality=None if kind == PLAIN else sum(psnr) / len(psnr),
+        psnr_worst=None if kind == PLAIN else min(psnr),
+        psnr_converged=sum(converged) / len(converged),
+        psnr_converged_worst=min(converged),
+        samples=[{**each, "seconds": seconds} for each, seconds in zip(figures, entry.seconds, strict=True)],
+    )
+
+
+def _of_package(entry: Entry) -> Row:
+    """What a package is called, which has no plan."""
+    return {"method": entry.label, "settings": entry.columns}
+
+
+def _missing_row(drawing: Drawing, case: DrawingCase) -> Row:
+    """What a rival has that is not installed."""
+    return results.row(
+        modality="video",
+        model=f"{MODEL}, {drawing.sampler}",
+        method=case.label,
+        settings=case.settings,
+        exact=False,
+        kind=case.kind,
+        seeds=[],
+        label=f"{case.package} is not installed",
+    )
+
+
+SECTION = Section(
+    lambda found: by("model", "{}", [row for row in found if row["model"] == f"{MODEL}, {DEFAULT}"]),
+    "fewer steps.",
+    plot="mean PSNR to the plain picture against time",
+    quality="PSNR to the plain picture, dB",
+    form=".1f",
+    figures=FIGURES,
+    said=page.said,
+    more=page.of_others,
+)
+BENCHMARK = Benchmark("unet", page.TITLE, parts, SECTION, page.INTRO, page.tables, page.LIMITS)
