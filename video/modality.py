@@ -34,7 +34,7 @@ class Video(Modality):
     families_section = "mmaccel.demos.families.diffusion_section"
 
     def models(self) -> tuple[str, ...]:
-        return (self.model, "tiny-far")
+        return (self.model, "tiny-far", "tiny-unet")
 
     def recognizes(self, model: str) -> bool:
         from mmaccel import zoo
@@ -57,4 +57,4 @@ class Video(Modality):
         return VideoTrial
 
     def benchmarks(self) -> Mapping[str, str]:
-        return {"video": f"{self.package}.bench.benchmark"}
+        return {"video": f"{self.package}.bench.benchmark", "unet": f"{self.package}.bench.unet"}

@@ -6,7 +6,7 @@ Example
 -------
 >>> from mmaccel import zoo
 >>> zoo.names()
-('tiny-janus', 'tiny-wan', 'tiny-onevision', 'tiny-canvas', 'tiny-reader', 'tiny-amused', 'tiny-far')
+('tiny-janus', 'tiny-wan', 'tiny-onevision', 'tiny-canvas', 'tiny-reader', 'tiny-amused', 'tiny-far', 'tiny-unet')
 >>> model, processor = zoo.load("tiny-janus")
 >>> inputs = processor(text="red heart", generation_mode="image", return_tensors="pt")
 >>> tokens = model.generate(**inputs, generation_mode="image")  # doctest: +SKIP
@@ -31,7 +31,16 @@ from .vocabulary import facts_of
 from .weights import no_foreign_code
 
 # Each has a module of this package with `load(folder)` and `prompts(folder, count, seed, **choice)`.
-_MODELS = ("tiny-janus", "tiny-wan", "tiny-onevision", "tiny-canvas", "tiny-reader", "tiny-amused", "tiny-far")
+_MODELS = (
+    "tiny-janus",
+    "tiny-wan",
+    "tiny-onevision",
+    "tiny-canvas",
+    "tiny-reader",
+    "tiny-amused",
+    "tiny-far",
+    "tiny-unet",
+)
 _HEADS = ("smollm2-eagle",)  # of models that are not shipped: a folder alone
 _EVERY = {"minutes", "seed", "steps"}  # what recipes tell of a model without names of things
 _TOLD = ("model_index.json", "config.json", "draft/config.json")  # the first that is there tells what a folder holds

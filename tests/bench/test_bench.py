@@ -238,15 +238,15 @@ def test_one_crash_loses_nothing(tmp_path, capfd, stand_in):
     folder = tmp_path / "results"
     assert cli.main(["bench", "all", "--json", "--page", str(folder)]) == 2
     out = capfd.readouterr()
-    assert len([json.loads(line) for line in out.out.splitlines()]) == 8
+    assert len([json.loads(line) for line in out.out.splitlines()]) == 9
     kept = {path.stem for path in folder.glob("*.json")}
-    assert kept == {"canvas", "image", "kernels", "language", "pages", "pictures", "text", "vlm"}, (
+    assert kept == {"canvas", "image", "kernels", "language", "pages", "pictures", "text", "unet", "vlm"}, (
         "what came through, and what failed after it had measured"
     )
     assert all(results.load(path)["rows"] for path in folder.glob("*.json")) and (folder / "index.md").is_file()
     assert "speech failed: exit code 1" in out.err and "video failed: exit code -9" in out.err
     last = out.err.strip().splitlines()[-1]
-    assert "3 of 10 benchmarks failed" in last and "`mmaccel bench speech`" in last
+    assert "3 of 11 benchmarks failed" in last and "`mmaccel bench speech`" in last
 
 
 def test_the_process_of_one_of_them_is_a_real_one(tmp_path):

@@ -30,7 +30,7 @@ def loaded():
 
 def test_names_and_unknown_name():
     drawing, reading = ("tiny-janus", "tiny-wan"), ("tiny-onevision", "tiny-canvas", "tiny-reader")
-    assert zoo.names() == (*drawing, *reading, "tiny-amused", "tiny-far")
+    assert zoo.names() == (*drawing, *reading, "tiny-amused", "tiny-far", "tiny-unet")
     with pytest.raises(UnknownNameError, match="tiny-janus"):
         zoo.load("tiny-janis")
 
@@ -146,6 +146,7 @@ def test_what_is_held_out_stays_held_out():
     (
         ("tiny-amused", "{held_out_nats_per_masked_code} nats"),
         ("tiny-reader", "{exact[pages]:.1%} of whole pages"),
+        ("tiny-unet", "**Held-out loss**: {held_out_loss}"),
         ("tiny-canvas", "{exact[blocks]:.1%} of whole lists"),
     ),
 )

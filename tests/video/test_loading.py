@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from diffusers import AmusedPipeline, AnyFlowFARPipeline, DiffusionPipeline, WanPipeline
+from diffusers import AmusedPipeline, AnyFlowFARPipeline, DiffusionPipeline, StableDiffusionPipeline, WanPipeline
 from safetensors.torch import save_file
 
 from mmaccel import zoo
@@ -34,7 +34,13 @@ def test_a_pipeline_is_loaded_in_the_one_precision_of_its_denoiser(folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "cls"), (("tiny-wan", WanPipeline), ("tiny-far", AnyFlowFARPipeline), ("tiny-amused", AmusedPipeline))
+    ("name", "cls"),
+    (
+        ("tiny-wan", WanPipeline),
+        ("tiny-far", AnyFlowFARPipeline),
+        ("tiny-amused", AmusedPipeline),
+        ("tiny-unet", StableDiffusionPipeline),
+    ),
 )
 def test_a_pipeline_of_the_zoo_is_saved_as_one_that_diffusers_knows(name, cls, tmp_path):
     zoo.load(name).save_pretrained(tmp_path)

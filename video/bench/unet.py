@@ -20,7 +20,6 @@ from mmaccel.comparison.trial import Workload
 
 from .. import quality
 from . import unet_page as page
-from .findings import FIGURES
 from .unet_cases import DEFAULT, MODEL, SAMPLERS, DrawingCase, Sampler, cases
 
 PROMPTS, FEW = 16, 2  # that judge, and at short length
@@ -137,7 +136,7 @@ SECTION = Section(
     plot="mean PSNR to the plain picture against time",
     quality="PSNR to the plain picture, dB",
     form=".1f",
-    figures=FIGURES,
+    figures=page.FIGURES,
     said=page.said,
     more=page.of_others,
 )

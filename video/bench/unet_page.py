@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from mmaccel.bench.benchmark import by
 from mmaccel.bench.pages import markdown
-from mmaccel.bench.winners import who_wins
+from mmaccel.bench.selection import CLOSE_ENOUGH
+from mmaccel.bench.winners import Figure, who_wins
 from mmaccel.comparison.results import called
-from mmaccel.tuning.curve import NEAR
-
-from .findings import FIGURES
 
 Row = dict[str, Any]
+FIGURES = tuple(
+    Figure(name, itemgetter(column), unit=" dB")
+    for name, column in (
+        ("to the plain picture, mean", "quality"),
+        ("to the plain picture, worst prompt", "psnr_worst"),
+        ("to the converged picture, mean", "psnr_converged"),
+        ("to the converged picture, worst prompt", "psnr_converged_worst"),
+    )
+)
 
 TITLE = "Pictures by a UNet"
 INTRO = """
@@ -69,19 +77,15 @@ def _line(row: Row) -> list[str]:
 
 
 def said(group: list[Row]) -> str:
-    """Each budget of ours beside the best of the others that are at least about as fast."""
-    return "\n".join(_said(group))
-
-
-def _said(group: list[Row]) -> Iterator[str]:
+    """Each budget of ours beside the best of the others that take about its time, or less."""
     ours = [row for row in group if row["method"] == "video.HeterogeneousSteps"]
-    for row in ours:
-        as_fast = [other for other in group if (other["speedup"] or 0.0) >= NEAR * row["speedup"]]
-        others = [[other for other in as_fast if other["kind"] == kind] for kind in ("rival", "simple")]
-        for figure in FIGURES:
-            told = who_wins(figure, row, others, _named)
-            if told:
-                yield told
+    return "\n\n".join(f"At {row['speedup']:.2f}x the speed:\n\n" + "\n".join(_said(row, group)) for row in ours)
+
+
+def _said(row: Row, group: list[Row]) -> Iterator[str]:
+    as_fast = [other for other in group if CLOSE_ENOUGH * (other["speedup"] or 0.0) >= row["speedup"]]
+    others = [[other for other in as_fast if other["kind"] == kind] for kind in ("rival", "simple")]
+    yield from filter(None, (who_wins(figure, row, others, _named) for figure in FIGURES))
 
 
 def _named(row: Row) -> str:
