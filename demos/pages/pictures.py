@@ -30,13 +30,12 @@ from mmaccel.image.decoding.grid_decoder import GridDecoder
 from mmaccel.method import Method
 from mmaccel.registry import methods, saved_method
 from mmaccel.video.caches.step_cache import StepCache
-from mmaccel.video.examples import unet_pipeline
 from mmaccel.vlm.pruning.compressor import Compressor
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 WIDTH = 1040  # pixels, at most
 KEEP, SHOWN = 0.15, 16  # share of the visual tokens, and first frames of the clip that are drawn
-PROMPT = "rocket moves up, blue background"
+PROMPT, DRAWN = "rocket moves up, blue background", "big rocket on blue"
 STEPS = 40
 
 IMAGES = (image.SpeculativeJacobi(window=16, init="repeat_left"), image.GroupedSpeculative(), image.ZipAR())
@@ -124,7 +123,7 @@ def reused(method: Any) -> Made:
     axes.set_xlabel("step")
     axes.set_ylabel("block")
     made.colorbar(drawing, ax=axes, label="share computed")
-    model = "an untrained UNet" if unet else f'tiny-wan, "{PROMPT}"'
+    model = f'tiny-unet, "{DRAWN}"' if unet else f'tiny-wan, "{PROMPT}"'
     return drawn(made), (
         f"{method} on {model}: {share.mean():.0%} of the work of its blocks is computed."
         " What is white is taken over from earlier."
@@ -133,13 +132,13 @@ def reused(method: Any) -> Made:
 
 def _computed(method: Any, unet: bool) -> tuple[list[str], torch.Tensor]:
     """Parts of the model, and the rows of input `[parts, steps]` that each computed; of the plain run for None."""
-    if unet:
-        pipe, arguments = unet_pipeline()
-        parts, call = unet_parts(pipe.unet), arguments(1, steps=STEPS)
-    else:
-        pipe = zoo.load("tiny-wan")
-        parts = transformer_parts(pipe.transformer)
-        call = {"prompt": PROMPT, "num_inference_steps": STEPS, "generator": torch.Generator().manual_seed(0)}
+    pipe = zoo.load("tiny-unet" if unet else "tiny-wan")
+    parts = unet_parts(pipe.unet) if unet else transformer_parts(pipe.transformer)
+    call = {
+        "prompt": DRAWN if unet else PROMPT,
+        "num_inference_steps": STEPS,
+        "generator": torch.Generator().manual_seed(0),
+    }
     pipe.set_progress_bar_config(disable=True)
     fast = nullcontext(pipe) if method is None else mmaccel.accelerate(pipe, method)
     with fast as target:

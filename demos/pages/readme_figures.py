@@ -131,7 +131,7 @@ def _kind(row: Row, kind: str) -> str:
 def _machine() -> str:
     (machine,) = {_machine_of(name) for name in ("video", "long/default_sampler", "vlm", "text", "long/trained_head")}
     return _filled(
-        f"**Not measured yet: the checkpoints above**, and what pictures by diffusion lose. {_gpu()}",
+        f"**Not measured yet: the checkpoints above**, and what a transformer's pictures lose. {_gpu()}",
         "The figures of `tiny-wan` and `tiny-onevision`, which come with mmaccel, and of SmolLM2-135M were measured on"
         f" one thread of an {machine}. `mmaccel.compare` measures your model on your machine.",
     )
@@ -163,6 +163,7 @@ def _gpu() -> str:
 def _others() -> str:
     """One line for each thing that the snippets do not show, and the processor that it was measured on."""
     exact, balanced = (presets_of("image", "janus")[name].row for name in ("exact", "balanced"))
+    drawn = presets_of("video", "diffusion unet")["balanced"].row
     drafts = _row("speech", method="drafts in the stream")
     filled = _row("canvas", method="canvas.FactorCommit", cache=True, settings={"factor": 0.25})
     page = _row("pages", method="vlm.DocumentDraft", wrong=0.05)
@@ -172,6 +173,7 @@ def _others() -> str:
     lines = [
         ("`tiny-janus` draws", '`preset="exact"`', exact, "the very picture of a seed", "image"),
         ("`tiny-janus` draws", '`preset="balanced"`', balanced, distance, "image"),
+        ("`tiny-unet` draws, 50 steps", '`preset="balanced"`', drawn, _unet_quality(drawn), "unet"),
         ("`tiny-reader` reads a page", "`vlm.DocumentDraft()`", page, _page_quality(), "pages"),
         ("`tiny-canvas` fills blocks", both, filled, _canvas_quality(filled), "canvas"),
         ("Moonshine tiny hears a stream", "`speech.StreamingRecognizer(...)`", drafts, same_words, "speech"),
@@ -193,6 +195,15 @@ def _canvas_quality(row: Row) -> str:
         f" of 0.7 has {own['quality']:.0%} at {own['speedup']:.1f}x, and {own_cached['speedup']:.1f}x with this cache;"
         f" fewer steps have 100% at {fewer:.1f}x and {fewer_cached:.1f}x; word by word the same weights take"
         f" {words['speedup']:.1f}x"
+    )
+
+
+def _unet_quality(row: Row) -> str:
+    half = _row("unet", model=row["model"], method="fewer steps", settings={"steps": 25})
+    rival = _row("unet", model=row["model"], method="DeepCache", settings={"interval": 2})
+    return (
+        f"to the plain picture {_psnr(_row('unet', model=row['model'], method=row['method']))}; 25 steps"
+        f" {_psnr(half)}, DeepCache {_psnr(rival)} at {rival['speedup']:.1f}x"
     )
 
 

@@ -52,9 +52,11 @@ class Sampler:
         return CONVERGED * self.steps
 
     def on(self, pipe: Any) -> Any:
-        """A pipeline of the same components with this sampler, at the same noise levels."""
-        config = {"skip_prk_steps": True} if self.name == "PNDM" else {}
-        scheduler = SCHEDULERS[self.name].from_config(pipe.scheduler.config, **config)
+        """A pipeline of the same components with this sampler, at the same noise levels and in its own spacing."""
+        config = {name: value for name, value in pipe.scheduler.config.items() if name != "timestep_spacing"}
+        if self.name == "PNDM":
+            config["skip_prk_steps"] = True  # as Stable Diffusion has it
+        scheduler = SCHEDULERS[self.name].from_config(config)
         made = sharing(type(pipe), pipe, scheduler=scheduler, requires_safety_checker=False)
         made.facts = pipe.facts
         return made
