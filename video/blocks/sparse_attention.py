@@ -275,9 +275,9 @@ def _sliding_tile(grid: Grid, budget: float, device: str) -> tuple[torch.Tensor,
         return plan_of(frames, height, width).density
 
     best = plan_of(1, 1, 1)
-    for near in itertools.product(*sizes[:2]):  # a wider window reads no less: where an axis is long, few are tried
-        fitting = bisect.bisect_right(sizes[2], budget, key=functools.partial(density, *near))
-        if fitting and (plan := plan_of(*near, sizes[2][fitting - 1])).density > best.density:
+    for one, two in itertools.product(*sizes[:2]):  # a wider window reads no less: where an axis is long, few are tried
+        fitting = bisect.bisect_right(sizes[2], budget, key=functools.partial(density, one, two))
+        if fitting and (plan := plan_of(one, two, sizes[2][fitting - 1])).density > best.density:
             best = plan
     order = policies.tile_order(grid, tile, device=device)
     return torch.stack([order, order.argsort()]), best
