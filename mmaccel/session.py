@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from types import TracebackType
 from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
@@ -27,6 +26,7 @@ CHAINED = frozenset(
     ("to", "cuda", "xpu", "ipu", "mtia", "cpu", "half", "float", "double", "bfloat16", "type", "apply", "share_memory")
     + ("train", "eval", "requires_grad_")
 )
+REMOVED = "the session was removed: the run was without its methods"
 # Which session holds an object, by id, since models need not be hashable. Weak: what a method attaches to
 # the target refers to its session, so a session lives exactly as long as the target or its user keeps it.
 _holders: dict[int, weakref.ref[Session]] = {}
@@ -114,8 +114,7 @@ class Session(AcceleratedTarget, Generic[A]):
         self.target, self.plan, self.adapter = adapter.target, plan, adapter
         self.report = Report([str(method) for method in plan.methods], plan.exact)
         self.memory, self.around, self.lock = {}, [], threading.RLock()
-        self._stack, self._held = None, []
-        self._removed = self._running = False
+        self._stack, self._held, self._removed, self._running = None, [], False, False
         try:
             for part in adapter.parts():
                 self.hold(part)
@@ -182,9 +181,11 @@ class Session(AcceleratedTarget, Generic[A]):
     def detached(self) -> Iterator[None]:
         """Take all methods off the target inside this block; those of the plan are attached after it.
 
-        It waits for a run of another thread.
+        It waits for a run of another thread, and raises an `ActiveSessionError` within one of this thread.
         """
         with self.lock:
+            if self._running:  # a callback of it asks
+                raise ActiveSessionError(f"{self} is in the middle of a call: take its methods off before or after it")
             was_active = self.active
             self._detach()
         try:
@@ -202,17 +203,14 @@ class Session(AcceleratedTarget, Generic[A]):
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     @contextmanager
     def run(self) -> Iterator[None]:
         """One run: the report restarts, :attr:`around` is entered, and the time is measured.
 
-        A run within a run belongs to the outer one. Raises an `ActiveSessionError` in the middle of that of another
-        thread.
+        A run within a run belongs to the outer one. Raises an `ActiveSessionError` within that of another thread.
         """
         with self._turn():
             if self._running:
@@ -255,13 +253,16 @@ class Session(AcceleratedTarget, Generic[A]):
                 method.prepare(self, args, kwargs)
             with self.run():
                 if self._removed:
-                    self.report.warn("the session was removed: the run was without its methods")
+                    self.report.warn(REMOVED)
                 return self.target(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("target", "adapter"):  # not built yet: raise instead of recursing
             raise AttributeError(name)
         found = getattr(self.target, name)
+        if name == "generate" and self._removed:  # else the report would still be that of the last run
+            self.report.start()
+            self.report.warn(REMOVED)
         return self._chained(found) if name in CHAINED else found
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -81,6 +81,7 @@ class VideoCommand(Command):
     def open(self, arguments: argparse.Namespace) -> tuple[Any, Any]:
         from . import generation
 
+        generation.check_kind(arguments.model)
         pipe = opened(arguments)
         generation.check_arguments(pipe)
         return pipe, pipe

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
-from mmaccel.errors import UnsupportedTargetError
+from mmaccel.errors import SettingError, UnsupportedTargetError
 
 from . import quality
 from .calling import calling
@@ -39,6 +39,8 @@ class VideoTrial(BaseTrial):
             )
         call = inspect.signature(type(adapter.target).__call__).parameters
         asked = {**{name: parameter.default for name, parameter in call.items()}, **inputs}
+        if asked.get("output", "") is None:  # of modular pipelines
+            raise SettingError(f"the call would return the pipeline's whole state: {quality.NAME_IT}")
         steps = asked.get("num_inference_steps")
         given = next((name for name in OWN_SCHEDULES if asked.get(name) is not None), None)
         self.count = steps if isinstance(steps, int) and given is None else 0

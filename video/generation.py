@@ -6,6 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +19,7 @@ from mmaccel.cache import require_memory
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError, WeightsError
 from mmaccel.modality import get_modality
 from mmaccel.session import Session
-from mmaccel.zoo.weights import check_name, load_pipeline
+from mmaccel.zoo.weights import check_name, load_pipeline, pipeline_class
 
 from .calling import IN_PYTHON, calling, tell
 from .families.adapter import DiffusionTransformerAdapter, has_masks
@@ -109,7 +110,7 @@ def check_settings(pipe: Any, settings: VideoSettings, more: Collection[str] = (
 def check_arguments(
     pipe: Any, given: Collection[str] = ("prompt",), typed: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Refuse a call with these arguments, where others are needed too or one of them is not taken.
+    """Refuse a call of a pipeline or its class with these arguments, if it needs others too or does not take one.
 
     Of an argument that came from something else that the user typed, `typed` says what.
 
@@ -117,7 +118,8 @@ def check_arguments(
     ------
     UnsupportedTargetError, SettingError
     """
-    kind, call = type(pipe).__name__, inspect.signature(type(pipe).__call__).parameters.values()
+    cls = pipe if isinstance(pipe, type) else type(pipe)
+    kind, call = cls.__name__, inspect.signature(cls.__call__).parameters.values()
     needed = [one.name for one in call if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     missing = [f"{name}=" for name in needed if name not in ("self", *OURS, *given)]
     if missing:
@@ -129,6 +131,18 @@ def check_arguments(
         raise UnsupportedTargetError(f"{kind} takes no prompt: {IN_PYTHON}")
     if foreign:
         raise SettingError(f"{kind} takes no {foreign}=: leave out {typed.get(foreign, foreign)}")
+
+
+def check_kind(model: str) -> None:
+    """Refuse a pipeline that needs more than a prompt before anything but its index is loaded.
+
+    Raises
+    ------
+    UnsupportedTargetError
+    """
+    kind = pipeline_class(model) if not zoo.like(model) and ("/" in model or Path(model).is_dir()) else None
+    if kind is not None:
+        check_arguments(kind)
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:

@@ -190,6 +190,11 @@ class Hooks:
             hook.state = state
         return is_first
 
+    def current(self) -> list[Any]:
+        """The states of the selected branch that the managers of the cache keep."""
+        shared = {id(manager): manager for manager in self._managers()}.values()
+        return [manager.get_state() for manager in shared]
+
     def states(self) -> list[Any]:
         """The state of all branches, each object once."""
         shared = {id(manager): manager for manager in self._managers()}.values()

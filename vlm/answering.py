@@ -11,14 +11,13 @@ import torch
 
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
-from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import MissingExtraError, PromptError, UnsupportedTargetError, WeightsError
 from mmaccel.modality import get_modality
 from mmaccel.zoo.weights import check_name, load_pretrained, no_foreign_code
 
 from .arguments import READER
 from .families.visual_adapter import VisualAdapter
-from .input.processed import processed
+from .input.processed import for_model, processed
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> tuple[Any, Any]:
@@ -99,8 +98,7 @@ def ask(
     PromptError
         If a question is empty.
     """
-    inputs = prepare(processor, frames, questions)
-    inputs = inputs.to(pass_device(target, inputs["input_ids"]))
+    inputs = for_model(prepare(processor, frames, questions), target)
     began = time.perf_counter()
     tokens = target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
     seconds = time.perf_counter() - began

@@ -10,7 +10,7 @@ import torch
 from mmaccel.adapter import Adapter
 from mmaccel.comparison.difference import agreement
 from mmaccel.comparison.trial import BaseTrial, Metric, Shown, seeded
-from mmaccel.decoding.setting import pass_device, setting
+from mmaccel.decoding.setting import setting
 from mmaccel.errors import SettingError
 from mmaccel.session import Session
 
@@ -18,6 +18,7 @@ from .answering import prepare
 from .decoder.columns import COLUMNS
 from .families.visual_adapter import VisualAdapter
 from .input.arguments import FEATURES
+from .input.processed import for_model
 from .input.read_video import VideoFrames
 
 AGREED = Metric("agreed", "same answers", "share of answers that equal those of the plain model, word for word", ".0%")
@@ -81,7 +82,7 @@ class AnswerTrial(BaseTrial):
             raise SettingError(f"{len(frames)} frames and {len(asked)} questions: give at least one of each")
         chosen = frames if fewer is None else _only(frames, spread(len(frames), fewer).tolist())
         inputs = prepare(self.processor, chosen, asked)
-        return {**inputs.to(pass_device(self.target, inputs["input_ids"])), **call}
+        return {**for_model(inputs, self.target), **call}
 
     def _without(self, call: dict[str, Any], fewer: int) -> dict[str, Any]:
         """Prepared arguments with fewer frames and their placeholders."""

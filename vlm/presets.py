@@ -18,8 +18,8 @@ FRAMES = (
 )
 CAREFUL = (
     "every 2nd frame alone is faster, and nearly as often right; where the tower's attention can be read,"
-    " vlm.HoliTom(keep=0.1, tau=0.9) kept more in the same time, by a tau that was chosen on this model, while this"
-    f" asks nothing of the tower; {FRAMES}"
+    " vlm.HoliTom(keep=0.1, tau=0.9) answered more of them right in the same time, by a tau that was chosen on this"
+    f" model, while this asks nothing of the tower; {FRAMES}"
 )
 FAST = f"every 2nd frame alone is faster, and more often right; {FRAMES}"
 

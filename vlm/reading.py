@@ -11,13 +11,12 @@ import torch
 from PIL import Image
 
 from mmaccel import zoo
-from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 
 from .answering import loaded
 from .arguments import READER
 from .input.misread import misread
-from .input.processed import single_bos
+from .input.processed import for_model, single_bos
 from .input.regions import Region, regions_of
 
 PROMPT = "Convert this page to Markdown."  # of readers that are told what to do
@@ -72,7 +71,7 @@ def read(
     given = {} if regions is None else {"regions": regions, "page": page, "processor": processor, "prompt": prompt}
     asked = {} if prompt is None else {"text": prompt, **single_bos(processor, prompt)}
     inputs = processor(images=page, return_tensors="pt", **asked)
-    inputs = inputs.to(pass_device(target, inputs["input_ids"]), target.dtype)
+    inputs = for_model(inputs, target)
     began = time.perf_counter()
     tokens = target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False, **given)
     seconds = time.perf_counter() - began

@@ -16,13 +16,12 @@ from transformers.generation.streamers import TextStreamer
 
 from mmaccel.cli.arguments import FRAMES, TOKENS
 from mmaccel.decoding.drafters.placeholders import placeholders
-from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import PromptError, SettingError, shown
 from mmaccel.machine import forked_rng
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
 from .chat_messages import conversation_of
-from .input.processed import processed
+from .input.processed import for_model, processed
 from .input.read_video import VideoFrames
 
 COLDEST = 1e-4  # temperature below which words are the likeliest ones, as far as numbers go
@@ -134,7 +133,7 @@ class ChatEndpoint(Endpoint[Chat]):
             inputs = processed(self.processor, texts, videos, pictures)
         except ValueError as error:
             raise PromptError(f"the model's processor does not take this request: {error}") from error
-        inputs = inputs.to(pass_device(self.target, inputs["input_ids"]))
+        inputs = for_model(inputs, self.target)
         first = requests[0]
         most = first.sampling["max_new_tokens"]
         length = min(most, self._room(inputs))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -13,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from mmaccel.files.output import replacing
+
+T = TypeVar("T")
 
 
 def write(tensors: Mapping[str, torch.Tensor], path: Path, told: dict[str, str] | None = None) -> None:
@@ -59,6 +63,34 @@ class Checkpoint:
             optimizer.load_state_dict({**whole, "state": saved})
         with safe_open(self.path, "pt") as file:
             return int(file.metadata()["step"])
+
+
+def stoppable(each: Iterable[T], save: Callable[[T], None]) -> Iterator[T]:
+    """The items of a training loop, which Ctrl+C ends before the next one, for which `save` is called first.
+
+    A second Ctrl+C ends it at once.
+    """
+    pressed: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+        tqdm.write("stops and saves after this step, or with another Ctrl+C at once, without what is not saved yet")
+
+    usual = signal.getsignal(signal.SIGINT)
+    heeded = threading.current_thread() is threading.main_thread() and usual is not signal.SIG_IGN
+    if heeded:
+        signal.signal(signal.SIGINT, note)
+    try:
+        for item in each:
+            if pressed:
+                save(item)
+                raise KeyboardInterrupt
+            yield item
+    finally:
+        if heeded:
+            signal.signal(signal.SIGINT, usual)
 
 
 def steps(first: int, last: int, label: str) -> Iterator[int]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, stoppable
 from .optimizer import trapezoid
 
 SAVE_SECONDS, LOG_STEPS = 300, 50
@@ -141,7 +141,7 @@ class Stage:
 
     def shares(self, warmup: int, decay: float) -> Iterator[float]:
         """Before each step, the share of the time that is spent; sets the learning rates."""
-        for share in self.clock.shares(self.name):
+        for share in stoppable(self.clock.shares(self.name), lambda _: self.checkpoint.save(self.step)):
             for optimizer in self.optimizers:
                 trapezoid(optimizer, int(share * UNITS), UNITS, warmup=warmup, decay=decay)
             yield share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,11 @@ def run_batch(command: Command, arguments: argparse.Namespace) -> int:
     from ..batch.folder import OutputFolder
     from ..batch.items import left_out, read_items
 
+    if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise SettingError(
+            f"a launcher started {count} processes, and each would make all items: start one, which spreads them over"
+            " the GPUs or cores of this machine, or over a cluster, with --ray"
+        )
     baseline = getattr(arguments, "baseline", 0)
     if baseline and arguments.plain:
         raise SettingError("--plain is without methods, which --baseline measures: leave one of them out")

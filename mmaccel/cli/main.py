@@ -26,7 +26,7 @@ from .serve import add_parser as add_serve
 from .tune import add_parser as add_tune
 
 STOPPED, NO_READER = 128 + signal.SIGINT, 128 + 13  # as in shells: after SIGINT, and after SIGPIPE
-SHARED = "compare", "tune", "bench"  # whose measurement several processes can share
+SHARED = "compare", "tune", "bench", "batch"  # whose measurement several processes can share, and what refuses several
 EXAMPLES = """examples:
   mmaccel run image "red heart" -o heart.png --compare
   mmaccel run image "small pizza on green" -o pizza.png --method image.ZipAR:window=2
@@ -121,7 +121,7 @@ def _accept_all_letters() -> None:
 
 
 def _is_said_by_another(words: Sequence[str]) -> bool:
-    """Whether this process shares a measurement: all of them raise what is wrong with the request, one says it."""
+    """Whether this process is one of several: all of them raise what is wrong with the request, one says it."""
     shares = next(iter(words), "") in SHARED and os.environ.get("WORLD_SIZE", "1") != "1"
     return shares and os.environ.get("RANK", "0") != "0"
 

@@ -148,8 +148,10 @@ class GeneratedText:
         if self.streamer is not None:
             self.streamer.put(token[0].cpu())
         told = None if self.scores is None else tuple(self.scores)
-        self.finished = bool(self.criteria(self.ids, told).all())
-        return int(token), self.finished
+        ended = self.criteria(self.ids, told).all()
+        number, finished = torch.stack([token[0, 0], ended.to(token.dtype)]).tolist()  # one wait for a GPU
+        self.finished = bool(finished)
+        return number, self.finished
 
 
 def texts_of(ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any) -> list[GeneratedText]:

@@ -38,6 +38,10 @@ from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_bat
 if TYPE_CHECKING:
     from .drafters.draft_method import DraftMethod
 
+TOO_SHORT = {  # to save anything, by the passes that the model alone takes
+    1: "the answer is one token, which the pass over the prompt gives",
+    2: "the answer is two tokens, a pass each, of which drafts save none",
+}
 GUIDING = ("UnbatchedClassifierFreeGuidanceLogitsProcessor",)  # processors that make a pass of the model of their own
 
 
@@ -266,6 +270,5 @@ def _why_nothing(run: DraftedRun) -> str:
     """Why no draft of a call was accepted."""
     if run.stats.drafted:
         return f"none of {run.stats.drafted} drafted tokens was right: this text does not repeat itself"
-    is_one = run.plain_forwards == 1
-    why = "the answer is one token, which the pass over the prompt gives" if is_one else run.method.silent
+    why = TOO_SHORT.get(run.plain_forwards, run.method.silent)
     return f"nothing was drafted: {why}"

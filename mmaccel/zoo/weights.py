@@ -109,19 +109,44 @@ def load_pipeline(source: str, dtype: torch.dtype | None = None) -> Any:
     UnsupportedTargetError
         If it needs Python code of its own.
     WeightsError
-        If the weights of a part are damaged.
+        If the weights of a part are damaged, or those of a text encoder are missing.
     """
     from diffusers import DiffusionPipeline
 
     safe = {"use_safetensors": True, "trust_remote_code": False}
     with no_foreign_code(source):
-        if dtype is None:
-            folder = source if Path(source).is_dir() else DiffusionPipeline.download(source, **safe)
-            dtype = stored_dtype(Path(folder))
+        folder = Path(source if Path(source).is_dir() else DiffusionPipeline.download(source, **safe))
+        dtype = dtype or stored_dtype(folder)
         try:
-            return DiffusionPipeline.from_pretrained(source, dtype=dtype, **safe)
+            return DiffusionPipeline.from_pretrained(source, dtype=dtype, **safe, **_of_transformers(folder, dtype))
         except SafetensorError as error:
             raise _damaged(source, error) from error
+
+
+def pipeline_class(source: str) -> type | None:
+    """The class of diffusers that the index of a pipeline names; None where there is no such index or class."""
+    import diffusers
+
+    try:
+        name = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
+    except (OSError, ValueError):  # whoever loads it says what is wrong
+        return None
+    found = getattr(diffusers, str(name), None)
+    return found if isinstance(found, type) and issubclass(found, diffusers.DiffusionPipeline) else None
+
+
+def _of_transformers(folder: Path, dtype: torch.dtype) -> dict[str, Any]:
+    """The models of transformers' in a pipeline, whose missing tensors diffusers would leave drawn at random."""
+    import transformers
+    from diffusers import DiffusionPipeline
+
+    found = {}
+    for name, entry in DiffusionPipeline.load_config(folder).items():
+        library, kind = entry if isinstance(entry, list | tuple) and len(entry) == 2 else ("", "")
+        cls = getattr(transformers, kind, None) if library == "transformers" else None
+        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+            found[name] = load_pretrained(cls, folder / name, dtype)
+    return found
 
 
 def stored_dtype(folder: Path) -> torch.dtype:

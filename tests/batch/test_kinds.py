@@ -186,3 +186,14 @@ def test_the_help_of_each_kind_says_what_an_item_is(capsys):
                     cli.main(["batch", name, "--help"])
                 told = capsys.readouterr().out
                 assert f"A row has `{batching.field}`" in told and batching.writes[0] in told
+
+
+def test_several_processes_of_a_launcher_are_refused_before_anything_is_loaded(tmp_path, monkeypatch, capsys):
+    """They would each make all items, and all but one ended at the lock of the folder."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "red heart"}\n')
+    words = ["batch", "image", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "out")]
+    for rank, told in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert cli.main(words) == 2 and not (tmp_path / "out").exists()
+        assert capsys.readouterr().err.count("a launcher started 2 processes, and each would make all items") == told

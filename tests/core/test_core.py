@@ -525,6 +525,20 @@ def test_a_removed_session_of_a_pipeline_says_that_its_runs_are_plain():
     assert "did not engage" not in str(fast.report)
 
 
+def test_a_removed_session_of_a_model_says_that_its_texts_are_plain(janus):
+    """And no longer shows the report of the last run of its methods."""
+    model, arguments = janus
+    with mmaccel.accelerate(model, FAST) as fast:
+        run(fast, arguments)
+        assert fast.report.engaged
+    torch.manual_seed(0)
+    plain = fast.generate(**arguments())
+    assert fast.report.warnings == ["the session was removed: the run was without its methods"]
+    assert not fast.report.engaged
+    torch.manual_seed(0)
+    assert torch.equal(model.generate(**arguments()), plain)
+
+
 def test_a_callback_that_removes_a_session_waits_for_the_end_of_the_run():
     pipe, arguments = video_examples.wan_pipeline()
     with mmaccel.accelerate(pipe, EasyCache(**EasyCache.engaging)) as fast:
@@ -634,6 +648,26 @@ def test_a_baseline_within_a_baseline_stays_plain(janus):
                 pass
             assert not fast.active and "generate" not in vars(model)
         assert fast.active
+
+
+def test_a_baseline_within_a_run_is_refused_and_leaves_it_its_methods(janus):
+    """As a callback asks: methods that come off and on in the middle of a run would begin anew there."""
+    model, arguments = janus
+    with mmaccel.accelerate(model, FAST) as fast:
+        wanted, asked = run(fast, arguments), []
+
+        def ask(*_):
+            with (
+                pytest.raises(ActiveSessionError, match="SpeculativeJacobi.* is in the middle of a call"),
+                fast.baseline(),
+            ):
+                pass
+            asked.append(fast.active)
+
+        handle = model.get_input_embeddings().register_forward_hook(ask)
+        assert torch.equal(run(fast, arguments), wanted) and asked and all(asked)
+        handle.remove()
+        assert fast.report.engaged and fast.report.baseline_seconds is None
 
 
 def test_leaving_the_with_block_within_a_baseline_is_final(janus):

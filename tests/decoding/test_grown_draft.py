@@ -179,6 +179,24 @@ def test_what_is_learned_takes_no_more_memory_than_is_told(method, longest, most
     assert used * 65_536 / count < most
 
 
+@pytest.mark.parametrize("remember", (0, 5, 40))
+def test_an_index_forgets_as_if_it_were_made_of_what_is_left(remember, monkeypatch):
+    """Without reading that again, which took as long in each call as an answer of 4,096 tokens."""
+    rng, index, added = random.Random(0), SuffixIndex(4, 2, remember, frozenset({0})), []
+    add = SuffixIndex.add
+    monkeypatch.setattr(index, "add", lambda token: added.append(token) or add(index, token))
+    for _ in range(60):
+        text, before = [rng.randrange(4) for _ in range(rng.randrange(1, 25))], len(added)
+        index.begin(text)
+        assert len(added) <= before + 1 + len(text)
+        again = SuffixIndex(4, 2, remember, frozenset({0}))
+        for token in index._tokens:
+            again.add(token)
+        assert index._tokens == again._tokens
+        assert {gram: place - index._gone for gram, place in index._next.items()} == again._next
+        assert len(index) <= remember + len(text)
+
+
 def test_repeats_go_on_past_their_own_end_and_stop_between_texts():
     index = SuffixIndex(4, 1, 100, frozenset({0}))
     source = Repeats(index)

@@ -1,6 +1,7 @@
 """The reader of the zoo: its pages, its processor, its training, what it reads."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import LightOnOcrForConditionalGeneration
 import mmaccel
 from mmaccel import vlm, zoo
 from mmaccel.cli import main as cli
-from mmaccel.demos.training.checkpoint import Checkpoint
+from mmaccel.demos.training.checkpoint import Checkpoint, stoppable
 from mmaccel.demos.training.reader import data, parts, save, shape, train
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import reading
@@ -194,6 +195,20 @@ def test_a_checkpoint_is_one_file_with_its_step(tmp_path):
     assert checkpoint.load() == 0
     checkpoint.save(7)
     assert [file.name for file in tmp_path.iterdir()] == ["stage.safetensors"] and checkpoint.load() == 7
+
+
+@pytest.mark.parametrize("presses", (1, 2))
+def test_ctrl_c_ends_a_recipe_between_two_steps_and_saves(presses):
+    """Minutes of training were lost, of whatever came behind the last checkpoint; a second one does not wait."""
+    saved, done, before = [], [], signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        for step in stoppable(range(5), saved.append):
+            for _ in range(presses if step == 2 else 0):
+                signal.raise_signal(signal.SIGINT)
+            done.append(step)
+    assert (done, saved) == (([0, 1, 2], [3]) if presses == 1 else ([0, 1], []))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert list(stoppable(range(3), saved.append)) == [0, 1, 2] and signal.getsignal(signal.SIGINT) is before
 
 
 # ---------------------------------------------------------------- the processor

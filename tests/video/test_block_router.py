@@ -12,6 +12,7 @@ from mmaccel import video
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import override
 from mmaccel.testing.untrained import untrained
+from mmaccel.video.autoregressive import routing
 from mmaccel.video.examples import block_pipeline, wan_pipeline
 
 SMALL = {"frames": 6, "height": 2, "width": 2, "steps": 3}
@@ -57,6 +58,16 @@ def test_what_scores_low_is_redrawn_from_the_same_noise(made):
     same = [torch.equal(mixed[:, :, i : i + 2], plain[:, :, i : i + 2]) for i in (0, 2, 4)]
     assert same[0] and not all(same)
     assert same[1] == (tau["first"] < keeps)
+
+
+def test_a_block_that_another_process_redraws_is_redrawn(made, monkeypatch):
+    """Where they share the weights, each with a prompt of its own: the one that kept its draft would wait forever."""
+    pipe, call, _ = made
+    plain, asked = pipe(**call)[0], []
+    monkeypatch.setattr(routing, "agreed", lambda model, decision: asked.append((model, decision)) or True)
+    with mmaccel.accelerate(pipe, video.BlockRouter(tau=-1e9, latents=True)) as fast:
+        assert torch.equal(fast(**call)[0], plain) and asked == [(pipe.transformer, False)] * 2
+        assert fast.report.details["kept"] == 0 and fast.report.forwards == fast.report.plain_forwards
 
 
 def test_the_worst_frame_of_the_batch_decides(made):

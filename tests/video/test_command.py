@@ -1,5 +1,6 @@
 """The commands of video: what reaches the pipeline, and what is written and printed of it."""
 
+import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -181,3 +182,16 @@ def test_a_pipeline_that_needs_a_picture_is_refused_when_it_is_opened(command, m
     assert cli.main([command, "video", *words.get(command, ["red heart", "--method", "EasyCache"])]) == 2
     told = capsys.readouterr().err
     assert "Animated also needs image=: call it in Python" in told and "Traceback" not in told
+
+
+def test_a_pipeline_that_needs_a_picture_is_refused_before_its_weights_are_loaded(monkeypatch, tmp_path, capsys):
+    """Tens of gigabytes, of which the index says the class."""
+    monkeypatch.setattr(generation, "load", lambda *_: pytest.fail("it was loaded"))
+    for kind, says in (("WanImageToVideoPipeline", "also needs image=: call it in Python"), ("WanPipeline", "loaded")):
+        (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": kind, "_diffusers_version": "0.42.1"}))
+        words = ["run", "video", "red heart", "--model", str(tmp_path), "-o", str(tmp_path / "a.gif")]
+        if kind == "WanPipeline":
+            with pytest.raises(pytest.fail.Exception, match=says):
+                cli.main(words)
+        else:
+            assert cli.main(words) == 2 and f"{kind} {says}" in capsys.readouterr().err

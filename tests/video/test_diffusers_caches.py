@@ -441,6 +441,19 @@ def test_mag_cache_computes_at_the_ratio_that_jumps(jump, warmup, first):
     assert computed == sorted({*range(first, first + warmup), *({jump} - set(range(first))), 10})
 
 
+def test_mag_cache_goes_by_the_steps_of_the_run_where_a_branch_begins_late():
+    """As guidance for a part of the steps: diffusers' hook counts the passes of each branch, from its own first."""
+    pipe, start, call = loop.pipeline(WAN)
+    ratios = [1.0] * 8 + [2.0] + [1.0] * 2
+    method = video.MagCache(threshold=0.5, ratios=tuple(ratios), max_skips=20, warmup=1)
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(start, call, steps=11, branches=lambda step: (1,) if step < 4 else (1, 0))
+        passes = iter(done == 1 for done in fast.report.details["computed"])
+        computed = [[next(passes) for _ in range(1 if step < 4 else 2)] for step in range(11)]
+    assert [step for step, done in enumerate(computed) if done[0]] == [0, 8]
+    assert [step for step, done in enumerate(computed) if len(done) == 2 and done[1]] == [4, 8]
+
+
 def attention_runs(pipe, run):
     """The steps of the prompt's branch in which each kind of attention of the last block ran."""
     found = {"attn1": [], "attn2": []}

@@ -351,6 +351,16 @@ def test_guidance_that_comes_or_goes_leaves_other_branches_theirs(method, part, 
     assert len(set(numbers)) == 3, "each number has one text"
 
 
+@pytest.mark.parametrize("still", (0, 1, 2))
+def test_nothing_is_forecast_from_steps_in_which_guidance_stands_still(still):
+    """CFG-Zero*: its first velocities are zeros, and no slope leads from them to the next."""
+    pipe, call = modular()
+    pipe.update_components(guider=diffusers.ClassifierFreeZeroStarGuidance(3.0, zero_init_steps=still))
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5, warmup=1)) as fast:
+        run(fast, call)
+        assert list(video.trace_of(fast).shares()[:4]) == [1, float(still > 0), 1, 0] and fast.report.engaged
+
+
 def modular_sdxl():
     """The modular twin, which has no progress bar of its own, and keeps nothing of a call."""
     pipe, call = sdxl()
@@ -385,11 +395,14 @@ def test_a_modular_run_that_a_refiner_is_to_end_spends_its_budget_on_the_steps_t
         assert fast.report.plain_forwards == 60
 
 
-def test_a_call_that_returns_all_its_state_is_not_measured():
+def test_a_call_that_returns_all_its_state_is_neither_measured_nor_compared():
     """Nor begun: it names no pictures that could be compared. Once another was measured, it is fast."""
     pipe, call = modular()
     named, passes = call.pop("output"), []
     pipe.transformer.register_forward_hook(lambda *_: passes.append(1))
+    with pytest.raises(SettingError, match="whole state: name what is to be compared"):
+        mmaccel.compare(pipe, video.EasyCache(), **call)
+    assert not passes
     with mmaccel.accelerate(pipe, video.auto(min_psnr=1.0)) as fast:
         with pytest.raises(SettingError, match=r"whole state: name what is to be compared .* output='images'"):
             fast(**call)

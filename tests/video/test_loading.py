@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from diffusers import AmusedPipeline, AnyFlowFARPipeline, DiffusionPipeline, StableDiffusionPipeline, WanPipeline
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from mmaccel import zoo
 from mmaccel.errors import MmaccelError, WeightsError
@@ -63,6 +63,17 @@ def test_pointers_in_place_of_weights_are_named(folder, tmp_path, part):
     with pytest.raises(MmaccelError, match="damaged.*fetch or install them again|git-lfs") as raised:
         generation.load(str(cloned))
     assert isinstance(raised.value, WeightsError) == (part == "text_encoder")
+
+
+def test_a_text_encoder_without_all_of_its_tensors_is_refused(folder, tmp_path):
+    """transformers draws them at random, and says so in a warning that the command line does not show."""
+    copied = shutil.copytree(folder, tmp_path / "wan")
+    (weights,) = (copied / "text_encoder").glob("*.safetensors")
+    tensors = load_file(weights)
+    gone = next(name for name in tensors if "layer.0" in name)
+    save_file({name: value for name, value in tensors.items() if name != gone}, weights, {"format": "pt"})
+    with pytest.raises(WeightsError, match=f"1 tensors are missing or of another shape, such as {gone}"):
+        generation.load(str(copied))
 
 
 def test_the_stored_precision_is_that_of_most_tensors(tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 from types import SimpleNamespace
 
 import diffusion_loop as loop
@@ -70,7 +71,7 @@ def test_tiles_come_back_to_their_places(monkeypatch):
     assert not torch.equal(order, order.argsort())
     everything = torch.ones(1, 1, 12, 12, dtype=torch.bool)
     plan = mmaccel.kernels.BlockPlan.from_mask(everything, q_len=768, kv_len=768)
-    monkeypatch.setattr(module, "_sliding_tile", lambda *_: (order, plan))
+    monkeypatch.setattr(module, "_sliding_tile", lambda *_: (torch.stack([order, order.argsort()]), plan))
     with mmaccel.accelerate(model, SparseAttention("sliding_tile", min_length=64, always=True)) as fast:
         out = fast(**call)
     torch.testing.assert_close(out, model(**call), rtol=1e-4, atol=1e-5)
@@ -86,10 +87,35 @@ def test_shorter_sequences_stay_dense(least, engages):
 
 def test_places_follow_the_grid():
     order, plan = _sliding_tile((4, 16, 16), 0.3, "cpu")
-    assert sorted(order.tolist()) == list(range(4 * 16 * 16)) and plan.density <= 0.3
+    assert sorted(order[0].tolist()) == list(range(4 * 16 * 16)) and plan.density <= 0.3
+    assert torch.equal(order[0][order[1]], torch.arange(4 * 16 * 16))
     _, narrow = _radial((16, 8, 8), 0.4, "cpu")
     _, wide = _radial((16, 8, 8), 0.8, "cpu")
     assert narrow.density <= 0.4 < wide.density <= 0.8
+
+
+@pytest.mark.parametrize("budget", (0.02, 0.3, 0.6, 1.0))
+@pytest.mark.parametrize("grid", ((4, 16, 16), (3, 10, 14), (5, 8, 22)), ids=str)
+def test_windows_are_the_largest_of_all_that_the_budget_allows(grid, budget):
+    """Of every window, as a search through all of them finds it."""
+    tile = tuple(max(d for d in range(1, most + 1) if n % d == 0) for n, most in zip(grid, (4, 8, 8), strict=True))
+    sizes = [[*range(1, n // t + 2, 2)] for n, t in zip(grid, tile, strict=True)]
+    plans = [policies.sliding_tile(grid, tile, window) for window in itertools.product(*sizes)]
+    fitting = [plan.density for plan in plans if plan.density <= budget]
+    assert _sliding_tile(grid, budget, "cpu")[1].density == (max(fitting) if fitting else plans[0].density)
+
+
+def test_an_axis_of_many_tiles_takes_few_tries(monkeypatch):
+    """As a prime number of tokens has, 848 pixels by Wan: each of these plans would be made of all its windows."""
+    asked, original = [], policies.sliding_tile
+
+    def plan(*given, **more):
+        asked.append(given)
+        return original(*given, **more)
+
+    monkeypatch.setattr(policies, "sliding_tile", plan)
+    _sliding_tile((4, 8, 211), 0.3, "cpu")
+    assert len(asked) < 12
 
 
 def test_short_sequences_stay_dense_and_say_so():

@@ -263,7 +263,7 @@ def test_an_answer_has_32_tokens_at_most_unless_asked_otherwise(parts, frames):
         calls.append(call)
         return call["input_ids"]
 
-    target = SimpleNamespace(device="cpu", generate=generate)
+    target = SimpleNamespace(device="cpu", dtype=torch.float32, generate=generate)
     answering.ask(target, parts[1], frames, QUESTIONS)
     assert calls[0]["max_new_tokens"] == 32 and calls[0]["do_sample"] is False
 

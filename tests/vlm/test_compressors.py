@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from reads import Reads
 
 from mmaccel.errors import SettingError
 from mmaccel.registry import methods
@@ -492,6 +493,16 @@ def test_merged_frames_have_the_weights_of_the_paper():
     torch.testing.assert_close(merges.weight, torch.tensor([1, math.cos(0.1) / (math.cos(0.1) + math.cos(0.3)), 1, 1]))
     assert plan_merges(x[:1]).first.tolist() == [0] and plan_merges(x[:2]).first.tolist() == [0, 1]
     assert plan_merges(x, tau=-1.0, window=3).first.tolist() == [0, 1, 2, 3, 4, 5]  # no middle, no merges
+
+
+def test_cosines_of_frames_are_read_at_once():
+    """One by one, each would wait for a GPU."""
+    x = torch.randn(5, 16, 8, generator=torch.Generator().manual_seed(0))
+    x[3] = x[2]
+    with Reads() as reads:
+        merges = plan_merges(x, tau=-1.0, window=9, alike=0.3)
+        running_segments(x)
+    assert not torch.equal(merges.first, merges.second) and reads.count == 0
 
 
 def test_frames_of_which_one_patch_differs_do_not_merge():

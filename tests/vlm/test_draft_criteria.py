@@ -6,10 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draft_models import call
-from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteria
+from reads import Reads
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 import mmaccel
-from mmaccel.decoding.generated_text import copied
+from mmaccel.decoding.generated_text import GeneratedText, copied
 from mmaccel.decoding.unfit import unfit_for_batch
 from mmaccel.vlm import FusedDraft, SuffixDecoding, examples, serving
 
@@ -94,3 +102,14 @@ def test_texts_that_no_token_ends_are_written_on(llama, more):
         assert not any("own loop" in warning for warning in fast.report.warnings), "one text ends where it ends"
     assert unfit_for_batch([], [MaxTimeCriteria(1.0)], None) == WRITTEN_ON
     assert unfit_for_batch([], [MaxLengthCriteria(9)], None) is None
+
+
+def test_a_token_and_the_end_of_its_text_are_read_at_once():
+    """One after the other, each would wait for a GPU."""
+    config = SimpleNamespace(do_sample=False, return_dict_in_generate=False)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(4), EosTokenCriteria(7)])
+    text = GeneratedText(torch.tensor([[1, 2]]), LogitsProcessorList(), criteria, config)
+    with Reads() as reads:
+        found = [text.choose(torch.eye(8)[None, token]) for token in (5, 7)]
+    assert found == [(5, False), (7, True)] and text.finished and text.ids.tolist() == [[1, 2, 5, 7]]
+    assert reads.count == 0

@@ -42,6 +42,7 @@ from transformers import (
 from transformers.generation import utils
 
 import mmaccel
+from mmaccel.decoding import Stats, generation
 from mmaccel.decoding.generated_text import copied
 from mmaccel.decoding.generated_texts import GeneratedTexts
 from mmaccel.decoding.passes import slots
@@ -668,11 +669,14 @@ def test_other_loops_of_generate_stay_what_they_are(llama, setting):
 def test_a_text_without_drafts_says_why(llama):
     with mmaccel.accelerate(llama, FusedDraft()) as fast:
         fast.generate(**call(max_new_tokens=2))
-        assert fast.report.warnings == ["nothing was drafted: no guess was worth what a wider pass costs"]
+        said = "nothing was drafted: the answer is two tokens, a pass each, of which drafts save none"
+        assert fast.report.warnings == [said]
         for batch in (1, 3):
             fast.generate(**call(batch, max_new_tokens=1))
             said = "nothing was drafted: the answer is one token, which the pass over the prompt gives"
             assert fast.report.warnings == [said]
+    longer = SimpleNamespace(stats=Stats(), plain_forwards=3, method=FusedDraft())
+    assert generation._why_nothing(longer) == "nothing was drafted: no guess was worth what a wider pass costs"
 
 
 def test_what_a_session_keeps_is_bounded(llama):

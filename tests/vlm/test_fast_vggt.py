@@ -49,6 +49,7 @@ def test_the_first_view_and_special_tokens_and_one_patch_of_each_cell_are_target
             cell = grid[:, row : row + 2, column : column + 2].flatten(1)
             assert (cell.sum(1) == 1).all()
             assert cell.any(0).all(), "each place of a cell is drawn in some view"
+    targets.cache_clear()
     assert torch.equal(targets(Views(40, 2, rows, columns)), chosen.flatten()), "each call draws the same"
     assert targets(Views(1, 2, rows, columns)).all()
 
@@ -85,8 +86,10 @@ def test_attention_over_all_views_sees_fewer_tokens_and_leaves_no_trace():
     own, joint = model.aggregator.frame_blocks[0].attn.qkv, model.aggregator.global_blocks[0].attn.qkv
     for module in (own, joint):
         module.register_forward_hook(lambda m, a, out: seen.append(out.shape[1]))
+    targets.cache_clear()
     with mmaccel.accelerate(model, FastVGGT(least=0)) as fast:
         merged = fast(**arguments(3))
+        assert targets.cache_info().misses == 1, "not drawn anew for each block"
         again = fast(**arguments(3))
         kept = fast.report.details["views"]["merged into"]
         fast(**arguments(1, views=6, height=20))

@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
-from transformers import LlavaOnevisionProcessor, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import BatchEncoding, BatchFeature, LlavaOnevisionProcessor, LlavaProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
@@ -18,7 +19,7 @@ from mmaccel import vlm
 from mmaccel.errors import PromptError
 from mmaccel.vlm import reading
 from mmaccel.vlm.answering import prepare
-from mmaccel.vlm.input.processed import processed
+from mmaccel.vlm.input.processed import for_model, processed
 
 VIDEO = "<|video_pad|>"
 IMAGE, BOS = "<|image_pad|>", "<|bos|>"
@@ -149,3 +150,13 @@ def test_pictures_of_one_prompt_are_shown_together():
     pictures = [Image.new("RGB", (60, 40)), Image.new("RGB", (40, 90))]
     inputs = processed(onevision, [IMAGE + IMAGE], [], pictures)
     assert inputs["batch_num_images"].tolist() == [2]
+
+
+def test_pictures_come_in_the_precision_of_the_model():
+    """Towers as Llama 4's and Kimi K2.5's cast nothing, and a checkpoint in bfloat16 ended in a traceback."""
+    target = SimpleNamespace(device="cpu", dtype=torch.bfloat16)
+    given = {"input_ids": torch.ones(1, 2, dtype=torch.long), "pixel_values": torch.rand(1, 3, 4, 4), "sizes": [(4, 4)]}
+    for kind in (BatchFeature, BatchEncoding):
+        found = for_model(kind(dict(given)), target)
+        assert found["pixel_values"].dtype == torch.bfloat16 and found["input_ids"].dtype == torch.long
+        assert found["sizes"] == [(4, 4)]

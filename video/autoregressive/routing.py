@@ -12,6 +12,7 @@ from mmaccel.errors import SettingError
 from mmaccel.stepping.tensors import count_bytes
 
 from ..families.adapter import PipelineSession
+from ..families.context_parallel import agreed
 from ..private import execution_device
 from ..quality import decoded
 
@@ -58,8 +59,9 @@ class Routing:
             return None
         block = self._draw(given)
         worst = float(self._scored(block).min())
-        self._note(worst)
-        return block if worst >= self.method.tau else None
+        redraws = agreed(self.pipe.transformer, worst < self.method.tau)  # with those that share the weights
+        self._note(worst, not redraws)
+        return None if redraws else block
 
     def remember(self, given: dict[str, Any]) -> None:
         """Fill the small model's keys and values with a finished block, as `given` does for the large one."""
@@ -137,11 +139,11 @@ class Routing:
 
         return {i: {name: like(kept) for name, kept in large[0].items()} for i in range(config.num_layers)}
 
-    def _note(self, worst: float) -> None:
+    def _note(self, worst: float, is_kept: bool) -> None:
         details = self.session.report.details
         details.setdefault("scores", []).append(round(worst, 4))
         details["drafts"] = details.get("drafts", 0) + 1
-        details["kept"] = details.get("kept", 0) + (worst >= self.method.tau)
+        details["kept"] = details.get("kept", 0) + is_kept
 
     def _check(self) -> None:
         """Raise a `SettingError` if the small model cannot stand in for the large one."""

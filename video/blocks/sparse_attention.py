@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -197,10 +198,10 @@ class _Attention:
             dense: torch.Tensor = original(query, key, value, **more, enable_gqa=enable_gqa)
             return dense
         if order is not None:
-            query, key, value = (x[:, :, order] for x in (query, key, value))
+            query, key, value = (x[:, :, order[0]] for x in (query, key, value))
         output, _ = kernels.block_sparse_attention(query, key, value, plan, scale=scale)
         self._count(query, round(plan.density * length * length))
-        return output if order is None else output[:, :, order.argsort()]
+        return output if order is None else output[:, :, order[1]]
 
     def _chosen(
         self, query: torch.Tensor, key: torch.Tensor, scale: float | None
@@ -256,17 +257,27 @@ def _radial(grid: Grid, budget: float, device: str) -> tuple[None, BlockPlan]:
 
 @functools.lru_cache(maxsize=8)
 def _sliding_tile(grid: Grid, budget: float, device: str) -> tuple[torch.Tensor, BlockPlan]:
-    """The largest odd windows that the budget allows, on the largest tiles that divide the grid."""
+    """The largest odd windows that the budget allows, on the largest tiles that divide the grid.
+
+    With the order of the tokens, `[2, L]`: from the grid to the tiles, and back.
+    """
     frames, height, width = (
         max(d for d in range(1, most + 1) if n % d == 0) for n, most in zip(grid, LARGEST_TILE, strict=True)
     )
     tile = (frames, height, width)
     tiles = [n // t for n, t in zip(grid, tile, strict=True)]
     sizes = [sorted({*range(1, n + 1, 2), n + (n + 1) % 2}) for n in tiles]
-    best: BlockPlan | None = None
-    for window in itertools.product(*sizes):
-        plan = policies.sliding_tile(grid, tile, window, device=device)
-        if best is None or (best.density < plan.density <= budget) or plan.density < best.density > budget:
+
+    def plan_of(frames: int, height: int, width: int) -> BlockPlan:
+        return policies.sliding_tile(grid, tile, (frames, height, width), device=device)
+
+    def density(frames: int, height: int, width: int) -> float:
+        return plan_of(frames, height, width).density
+
+    best = plan_of(1, 1, 1)
+    for one, two in itertools.product(*sizes[:2]):  # a wider window reads no less: where an axis is long, few are tried
+        fitting = bisect.bisect_right(sizes[2], budget, key=functools.partial(density, one, two))
+        if fitting and (plan := plan_of(one, two, sizes[2][fitting - 1])).density > best.density:
             best = plan
-    assert best is not None
-    return policies.tile_order(grid, tile, device=device), best
+    order = policies.tile_order(grid, tile, device=device)
+    return torch.stack([order, order.argsort()]), best

@@ -66,6 +66,9 @@ class DiffusersCache(StepCache):
         """Put the hooks on a denoiser."""
         raise NotImplementedError  # pragma: no cover
 
+    def at_step(self, hooks: Hooks, step: int) -> None:
+        """Tell the hooks the step of the forward pass that follows, where they count steps."""
+
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         super().check(adapter)
         for denoiser in adapter.denoisers():
@@ -151,6 +154,7 @@ class HookStepper(CacheStepper):
         pauses += last < self.run.step - 1
         self.seen[key] = self.run.step, pauses
         self.is_first = hooks.select(f"expert {key[0]} branch {key[1]} pauses {pauses}")
+        self.method.at_step(hooks, self.run.step)
 
     def watch(self, denoiser: torch.nn.Module) -> None:
         """Count the attention calls that really run, below the hooks of the cache."""

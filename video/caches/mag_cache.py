@@ -16,6 +16,7 @@ from mmaccel.stepping.run import SamplerRun
 
 from ..blocks.reuse import BlockStepper, Streams
 from ..families.adapter import PipelineSession
+from ..private import Hooks
 from ..recording import plain_runs
 from ..steps import Forward
 from .diffusers_cache import DiffusersCache, HookStepper
@@ -99,9 +100,8 @@ class MagCache(DiffusersCache):
     def put_on(self, denoiser: torch.nn.Module, stepper: HookStepper) -> None:
         from diffusers.hooks.mag_cache import MagCacheConfig, apply_mag_cache
 
-        run = stepper.run
         known = stepper.session.memory.get(self.name) or self.ratios or (1.0,)
-        ratios = stretched(known, run.steps)[run.step :] + [1.0]
+        ratios = stretched(known, stepper.run.steps) + [1.0]
         config = MagCacheConfig(
             threshold=self.threshold,
             max_skip_steps=self.max_skips,
@@ -110,6 +110,10 @@ class MagCache(DiffusersCache):
             mag_ratios=ratios,
         )
         apply_mag_cache(denoiser, config)
+
+    def at_step(self, hooks: Hooks, step: int) -> None:
+        for state in hooks.current():  # a branch may begin late, or pause, and the hooks count its own passes
+            state.step_index = step
 
 
 class Recorder(BlockStepper):

@@ -229,7 +229,8 @@ class HeterogeneousRun(Stepper):
         run, allocation = self.run, self.allocation
         if run.branch < 0:
             return make(output, sample)
-        if not allocation.velocities.is_known:
+        is_first = not allocation.velocities.is_known
+        if is_first:
             denoiser = self.session.adapter.denoisers()[run.expert]
             allocation.layout = layout_of(denoiser, output)
             self._check_tokens(self.parts.get(id(denoiser)), output)
@@ -246,6 +247,8 @@ class HeterogeneousRun(Stepper):
         result = allocation.step(make, output, sample)
         if run.frame == run.moving[-1]:
             self._note_step()
+        if is_first and not output.any():  # CFG-Zero* stands still at first: no later velocity follows from that
+            allocation.restart()
         return result
 
     def _check_tokens(self, part: PartialForward | None, output: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -147,6 +148,7 @@ class FastVGGT(Method[Session[MultiViewAdapter]]):
         return Match(stays.nonzero()[:, 1].view(batch, length - count), owner)
 
 
+@functools.lru_cache(maxsize=1)  # every block asks
 def targets(views: Views) -> torch.Tensor:
     """The tokens of all views into which others may merge, bool `[L]`; always the same of equal views.
 

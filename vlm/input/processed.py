@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from PIL import Image
 from transformers import ProcessorMixin
 
+from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import PromptError
 from mmaccel.files.pictures import on_white
 
@@ -45,6 +47,15 @@ def processed(processor: Any, texts: Sequence[str], videos: Sequence[Any], pictu
     if of_transformers and len(texts) > 1:  # whatever its tokenizer says: answers follow their prompts
         given["padding_side"] = "left"
     return processor(text=list(texts), return_tensors="pt", padding=True, **given)
+
+
+def for_model(inputs: Any, target: Any) -> Any:
+    """Inputs on the device and in the precision of a model: the towers of some, as Llama 4's, cast nothing."""
+    inputs = inputs.to(pass_device(target, inputs["input_ids"]))
+    for name, value in [*inputs.items()]:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            inputs[name] = value.to(target.dtype)
+    return inputs
 
 
 def _frame(given: Any) -> Any:

@@ -150,20 +150,26 @@ class FrameMerges(NamedTuple):
 
 
 class Likeness:
-    """Mean cosine of two frames of `[F, N, D]` over their tokens, computed on demand."""
+    """Mean cosine over the tokens of each two frames of `[F, N, D]` in one window, read from the device at once."""
 
-    def __init__(self, frames: torch.Tensor) -> None:
-        self.unit, self.tokens = normalize(frames.float(), dim=-1).flatten(1), frames.shape[1]
+    def __init__(self, frames: torch.Tensor, window: int) -> None:
+        unit, self.frames = normalize(frames.float(), dim=-1), len(frames)
+        apart = range(1, min(window, len(unit)))
+        cosines = [(unit[:-far] * unit[far:]).sum(-1) for far in apart]
+        places = torch.cat(cosines) if cosines else unit.new_zeros(0, frames.shape[1])  # of the tokens, [pairs, N]
+        pairs = [(first, first + far) for far in apart for first in range(len(unit) - far)]
+        means, least = torch.stack([places.mean(1), places.amin(1)]).tolist()
+        self.means, self.lowest = (dict(zip(pairs, found, strict=True)) for found in (means, least))
 
     def __len__(self) -> int:
-        return len(self.unit)
+        return self.frames
 
     def __call__(self, first: int, second: int) -> float:
-        return float(self.unit[first].dot(self.unit[second])) / self.tokens
+        return 1.0 if first == second else self.means[first, second]
 
     def least(self, first: int, second: int) -> float:
         """The cosine of those tokens at one place that are least alike."""
-        return float((self.unit[first] * self.unit[second]).view(self.tokens, -1).sum(1).min())
+        return self.lowest[first, second]
 
 
 def running_segments(
@@ -176,7 +182,7 @@ def running_segments(
     >>> running_segments(torch.ones(7, 1, 2), window=6)
     [(0, 4), (5, 6)]
     """
-    like = frames if isinstance(frames, Likeness) else Likeness(frames)
+    like = frames if isinstance(frames, Likeness) else Likeness(frames, window)
     cuts: list[int] = []
     start, running = 0, 1.0
     for frame in range(1, len(like)):
@@ -211,7 +217,7 @@ def plan_merges(
     >>> merges.first, merges.second  # all point the same way: no pair is more alike than the ends
     (tensor([0, 1, 2, 3]), tensor([0, 1, 2, 3]))
     """
-    like = Likeness(frames)
+    like = Likeness(frames, window)
     between = [like(frame, frame + 1) for frame in range(len(like) - 1)]
     rows: list[tuple[int, int, float]] = []
     for first, last in running_segments(like, tau, window, ema):

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from mmaccel.zoo.worlds import emoji_world as world
 
-from ..checkpoint import Checkpoint, steps
+from ..checkpoint import Checkpoint, steps, stoppable
 from ..optimizer import muon_and_adam, trapezoid
 from ..recipe import begin, command_line, step_with, to_pixels
 from .data import draw
@@ -89,7 +89,7 @@ def train_language_model(
     checkpoint = Checkpoint(args.output / f"{stage}.safetensors", module, optimizers)
     first = checkpoint.load()
     began, running = time.time(), None
-    for step in steps(first, last, stage):
+    for step in stoppable(steps(first, last, stage), checkpoint.save):
         pictures, captions = draw(args.seed + last, step, batch, things=things)
         drop = (np.random.default_rng([args.seed, step]).random(batch) < CAPTION_DROPOUT).tolist()
         for optimizer in optimizers:

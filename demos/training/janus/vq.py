@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from ..checkpoint import Checkpoint, steps
+from ..checkpoint import Checkpoint, steps, stoppable
 from ..optimizer import Muon, trapezoid
 from ..recipe import step_with, to_pixels
 from .data import draw
@@ -71,7 +71,7 @@ def train_vq(vq: torch.nn.Module, args: argparse.Namespace) -> None:
     if first == 0:
         initialize(vq, args.seed)
     warm = args.vq_steps // 5
-    for step in steps(first, args.vq_steps, "vq"):
+    for step in stoppable(steps(first, args.vq_steps, "vq"), checkpoint.save):
         pixels = to_pixels(draw(args.seed, step, args.vq_batch)[0])
         for optimizer in optimizers:
             trapezoid(optimizer, step, args.vq_steps, warmup=30, decay=0.5)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from mmaccel.files.output import replacing
 from mmaccel.zoo.worlds import moving_world as world
 
-from ..checkpoint import Checkpoint, write
+from ..checkpoint import Checkpoint, stoppable, write
 from ..janus.vq import picture_loss
 from ..optimizer import Muon, trapezoid
 from ..recipe import LOG_STEPS, SAVE_SECONDS, UNITS, Clock, step_with
@@ -96,7 +96,11 @@ def train_vae(
     clock = Clock(kept, minutes)
     checkpoint = Checkpoint(folder / "vae.safetensors", kept, optimizers)
     step, saved = checkpoint.load(), time.monotonic()
-    for share in clock.shares("vae"):
+
+    def save(_: float) -> None:
+        checkpoint.save(step)
+
+    for share in stoppable(clock.shares("vae"), save):
         for optimizer in optimizers:
             trapezoid(optimizer, int(share * UNITS), UNITS, warmup=200, decay=0.5)
         with torch.autocast("cpu", torch.bfloat16):

@@ -62,15 +62,17 @@ def sliding_tile(
     check_count("extra", extra, 0)
     tokens = grid[0] * grid[1] * grid[2] + extra
     blocks = BlockGrid(tokens, tokens, block_m, block_n, False, device)
-    near = torch.ones(1, 1, dtype=torch.bool, device=device)
-    for length, size, width in zip(grid, tile, window, strict=True):
-        near = torch.kron(near, _near(length // size, width, device))
-    volume = tile[0] * tile[1] * tile[2]
-    if extra:  # they stand in a tile of their own
-        near = torch.nn.functional.pad(near, (0, 1, 0, 1), value=True)
-    rows, columns = (_touched(tokens, block, volume, near.shape[0], device) for block in (block_m, block_n))
-    mask = rows @ near.to(rows.dtype) @ columns.transpose(0, 1) > 0
-    return blocks.plan(mask)
+    volume, counts = tile[0] * tile[1] * tile[2], [length // size for length, size in zip(grid, tile, strict=True)]
+    tiles = counts[0] * counts[1] * counts[2]
+    # those behind the grid stand in a tile of their own
+    rows, columns = (_touched(tokens, block, volume, tiles + bool(extra), device) for block in (block_m, block_n))
+    read = rows[:, :tiles].unflatten(1, counts)
+    for count, width in zip(counts, window, strict=True):  # the axis in front goes to the end, and after all three
+        read = torch.tensordot(read, _near(count, width, device).to(rows.dtype), ([1], [0]))  # each is at its place
+    read = read.flatten(1)
+    if extra:
+        read = torch.nn.functional.pad(read + rows[:, -1:], (0, 1), value=1.0)
+    return blocks.plan(read @ columns.transpose(0, 1) > 0)
 
 
 def tile_order(grid: Triple, tile: Triple, *, device: torch.device | str = "cpu") -> torch.Tensor:

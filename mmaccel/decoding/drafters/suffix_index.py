@@ -39,7 +39,8 @@ class SuffixIndex:
     def __init__(self, longest: int, shortest: int, remember: int, forbidden: Container[int] = ()) -> None:
         self.longest, self.shortest, self.remember, self.forbidden = longest, shortest, remember, forbidden
         self._tokens: list[int] = []
-        self._next: dict[tuple[int, ...], int] = {}  # what follows an n-gram: its newest place in `_tokens`
+        self._next: dict[tuple[int, ...], int] = {}  # what follows an n-gram: its newest place among all tokens ever
+        self._gone = 0  # tokens before those of `_tokens`
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -49,18 +50,15 @@ class SuffixIndex:
         if self._tokens:
             self.add(BREAK)
         if len(self._tokens) > self.remember:
-            kept = self._tokens[len(self._tokens) - self.remember :] if self.remember else []
-            self._tokens, self._next = [], {}
-            for token in kept:
-                self.add(token)
+            self._forget(len(self._tokens) - self.remember)
         for token in tokens:
             self.add(token)
 
     def add(self, token: int) -> None:
         """The text goes on with `token`."""
         token = BREAK if token in self.forbidden else token
-        place = len(self._tokens)
-        for suffix in self._suffixes() if token != BREAK else ():
+        place = self._gone + len(self._tokens)
+        for suffix in self._suffixes(len(self._tokens)) if token != BREAK else ():
             self._next[suffix] = place
         self._tokens.append(token)
 
@@ -76,10 +74,10 @@ class SuffixIndex:
 
     def match(self) -> tuple[int, int] | None:
         """The place behind the longest match of the end of this text, and the match's length."""
-        for suffix in self._suffixes():
+        for suffix in self._suffixes(len(self._tokens)):
             place = self._next.get(suffix)
             if place is not None:
-                return place, len(suffix)
+                return place - self._gone, len(suffix)
         return None
 
     def token(self, place: int) -> int | None:
@@ -87,9 +85,20 @@ class SuffixIndex:
         found = self._tokens[place]
         return None if found == BREAK else found
 
-    def _suffixes(self) -> list[tuple[int, ...]]:
-        """The last tokens of this text, `longest` to `shortest` of them."""
-        end = self._tokens[-self.longest :]
+    def _forget(self, count: int) -> None:
+        """Let the first tokens go, with the n-grams that have some of them or lead to them."""
+        if count == len(self._tokens):
+            self._tokens, self._next, count = [], {}, 0
+        for place in range(min(count + self.longest, len(self._tokens))):
+            for suffix in self._suffixes(place):
+                if place - len(suffix) < count and self._next.get(suffix) == self._gone + place:
+                    del self._next[suffix]
+        del self._tokens[:count]
+        self._gone += count
+
+    def _suffixes(self, place: int) -> list[tuple[int, ...]]:
+        """The last tokens of a text before a place, `longest` to `shortest` of them."""
+        end = self._tokens[max(0, place - self.longest) : place]
         if BREAK in end:
             end = end[len(end) - end[::-1].index(BREAK) :]
         return [tuple(end[-length:]) for length in range(len(end), self.shortest - 1, -1)]
