@@ -81,4 +81,4 @@ class GrowingAudio:
             self.reset()
             raise
         passes = getattr(self._stream, "passes", 1) - before
-        return Encoded(states, len(samples) / self.adapter.sample_rate, passes)
+        return Encoded(states, len(samples) / self.adapter.sample_rate, passes, self._frames.shape[1])

@@ -49,11 +49,14 @@ class Encoded:
         Length of the audio, without padding.
     passes
         Where these are tokens, passes of the model that drew them; default 1.
+    settled
+        How many of the `T` stay as they are whatever follows; None (default) where that is not known.
     """
 
     hidden_states: torch.Tensor
     seconds: float
     passes: int = 1
+    settled: int | None = None
 
 
 class Passes(Protocol):
