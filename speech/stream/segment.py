@@ -32,7 +32,7 @@ class Segment:
     words
         A final hypothesis with its words.
     span, heard
-        Samples of the last hypothesis, and its result.
+        Samples of the last hypothesis and whether it took the audio to end there, and its result.
     times
         When each committed unit was committed, on both clocks.
     began
@@ -46,7 +46,7 @@ class Segment:
     def __init__(self, prompt: tuple[int, ...], commitment: Commitment, audio: Any = None) -> None:
         self.prompt, self.commitment, self.audio = prompt, commitment, audio
         self.draft: tuple[int, ...] = ()
-        self.span = (0, 0)
+        self.span = (0, 0, False)
         self.heard: tuple[Encoded, Hypothesis] | None = None
         self.final: tuple[tuple[int, int], Hypothesis] | None = None
         self.words: tuple[Hypothesis, list[Word]] | None = None

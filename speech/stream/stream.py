@@ -11,6 +11,7 @@ import torch
 from mmaccel.errors import StreamFinishedError
 
 from ..audio.endpoint import FRAME, RATE, decibels
+from ..audio.growing_audio import GrowingAudio
 from ..audio.intake import Intake
 from ..audio.sample_buffer import SampleBuffer
 from ..decoding.redecode import Hypothesis
@@ -185,11 +186,10 @@ class SpeechStream:
         return self._clock.spend(self.time, seconds)
 
     def _look(self, look: Look) -> None:
-        segment = self._open()
-        encoded, hypothesis = self._hear(segment, look.start, look.end)
-        adapter, tokens = self.recognizer.adapter, hypothesis.tokens
-        prompt = tuple(adapter.in_language(segment.prompt, hypothesis.language))
-        of_segment = SegmentHypothesis(adapter, encoded, prompt, tokens, hypothesis.ended, hypothesis.settled)
+        segment, adapter = self._open(), self.recognizer.adapter
+        encoded, heard = self._hear(segment, look.start, look.end, look.settled or not adapter.delayed)
+        prompt = tuple(adapter.in_language(segment.prompt, heard.language))
+        of_segment = SegmentHypothesis(adapter, encoded, prompt, heard.tokens, heard.ended, heard.settled)
         with self.recognizer.lock:  # a policy may ask the model
             segment.commitment.update(of_segment)
         self.stats.partial_decodes += 1
@@ -275,12 +275,14 @@ class SpeechStream:
             segment.words = hypothesis, [word.between(start / RATE, end / RATE) for word in found]
         return segment.words[1]
 
-    def _hear(self, segment: Segment, start: int, end: int) -> tuple[Encoded, Hypothesis]:
+    def _hear(self, segment: Segment, start: int, end: int, ends: bool = True) -> tuple[Encoded, Hypothesis]:
         """A hypothesis of these samples; the last one where it was of the same."""
-        if segment.heard is None or segment.span != (start, end):
+        if segment.heard is None or segment.span != (start, end, ends):
             samples = self._buffer.read(start, end)
+            if isinstance(segment.audio, GrowingAudio):
+                segment.audio.ends = ends
             encoded, hypothesis = self.recognizer.hear(samples, segment.prompt, segment.draft, segment.audio)
-            segment.span, segment.heard = (start, end), (encoded, hypothesis)
+            segment.span, segment.heard = (start, end, ends), (encoded, hypothesis)
             segment.draft = hypothesis.tokens
             self.stats.decoder_calls += hypothesis.forwards
             self.stats.tokens += len(hypothesis.tokens)
