@@ -157,6 +157,16 @@ def test_a_tokenizer_that_refuses_other_words_is_told_none():
     assert found.text((1, 1)) == "[1, 1] True"
 
 
+def test_a_processor_that_warns_at_each_look_without_a_rate_is_told_it(monkeypatch):
+    found, warned = recognizer("Qwen2AudioForConditionalGeneration").adapter, []
+    logger = "transformers.models.whisper.feature_extraction_whisper.logger.warning"
+    monkeypatch.setattr(logger, lambda text, *_: warned.append(text))
+    found.encode(sound(1.0))
+    assert not warned
+    found.processor(text=["<|audio|>"], audio=[sound(1.0).numpy()], return_tensors="pt")
+    assert len(warned) == 1
+
+
 @pytest.mark.parametrize("name", ["ParakeetForTDT", "ParakeetForRNNT"])
 def test_a_window_of_frames_changes_nothing(name, monkeypatch):
     """The joint network asked about one frame at a time, or frames that come one by one."""
