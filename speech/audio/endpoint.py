@@ -252,8 +252,8 @@ class _Least:
 
 
 def decibels(samples: torch.Tensor) -> float:
-    """Level of audio `[n]` relative to full scale, at least -100."""
-    power = float(samples.square().mean())
+    """Level of audio `[n]` relative to full scale, at least -100; a constant offset, as of microphones, is no sound."""
+    power = float(samples.var(correction=0))
     return 10 * math.log10(max(power, 1e-10))
 
 

@@ -46,6 +46,8 @@ class GrowingAudio:
     ----------
     cache
         To decode with: cross-attention keys and values of what has not changed since the last update.
+    ends
+        Whether the next audio is encoded as one that ends (default), or without what still waits for its lookahead.
 
     Examples
     --------
@@ -56,7 +58,7 @@ class GrowingAudio:
     """
 
     def __init__(self, adapter: Incremental) -> None:
-        self.adapter = adapter
+        self.adapter, self.ends = adapter, True
         self.reset()
 
     def reset(self) -> None:
@@ -76,9 +78,9 @@ class GrowingAudio:
         try:
             new = self._stream.push(samples[self._stream.samples :])
             self._frames = new if self._frames is None else torch.cat([self._frames, new], 1)
-            states = torch.cat([self._frames, self._stream.peek()], 1)
+            states = torch.cat([self._frames, self._stream.peek()], 1) if self.ends else self._frames
         except BaseException:  # half a push may be lost: the next call hears all of it again
             self.reset()
             raise
         passes = getattr(self._stream, "passes", 1) - before
-        return Encoded(states, len(samples) / self.adapter.sample_rate, passes)
+        return Encoded(states, len(samples) / self.adapter.sample_rate, passes, self._frames.shape[1])

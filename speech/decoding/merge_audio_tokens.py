@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 import weakref
@@ -21,7 +20,7 @@ from mmaccel.session import Session
 
 from ..families.private import rotated
 from .audio_tokens import MergedTokens, merge_tokens
-from .projections import NAMES, split_heads
+from .projections import NAMES, split_heads, watch
 
 # Models whose encoders give merged tokens now, so that nobody takes their places for times.
 _merged: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -120,13 +119,9 @@ class _Received(threading.local):
         def keep(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
             self.positions = kwargs.get("position_embeddings")
 
-        def note(name: str, _module: Any, _args: Any, _kwargs: Any, output: torch.Tensor) -> None:
-            self.states[name] = output.detach()
-
         with ExitStack() as stack:
             hook(stack, self.module, before=keep)
-            for name in NAMES:
-                hook(stack, getattr(self.module, name), after=functools.partial(note, name))
+            watch(stack, self.module, lambda name, output: self.states.update({name: output}))  # those of its thread
             yield
 
     def importance(self, mask: torch.Tensor | None) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,6 +19,16 @@ def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
     return states.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
+def watch(stack: ExitStack, module: Any, keep: Callable[[str, torch.Tensor], object], in_thread: bool = False) -> None:
+    """Have `keep` called with the name and the output of each projection of queries and keys until `stack` closes."""
+
+    def told(name: str, _module: Any, _args: Any, _kwargs: Any, output: torch.Tensor) -> None:
+        keep(name, output.detach())
+
+    for name in NAMES:
+        hook(stack, getattr(module, name), after=functools.partial(told, name), in_thread=in_thread)
+
+
 @contextmanager
 def watched_projections(modules: Sequence[Any]) -> Iterator[list[dict[str, torch.Tensor]]]:
     """Keep what the projections of queries and keys returned last in this thread, by their names for each module.
@@ -32,12 +42,7 @@ def watched_projections(modules: Sequence[Any]) -> Iterator[list[dict[str, torch
         Modules with `q_proj` and `k_proj`.
     """
     states: list[dict[str, torch.Tensor]] = [{} for _ in modules]
-
-    def keep(number: int, name: str, _module: Any, _args: Any, _kwargs: Any, output: torch.Tensor) -> None:
-        states[number][name] = output.detach()
-
     with ExitStack() as stack:
-        for number, module in enumerate(modules):
-            for name in NAMES:
-                hook(stack, getattr(module, name), after=functools.partial(keep, number, name), in_thread=True)
+        for module, found in zip(modules, states, strict=True):
+            watch(stack, module, found.__setitem__, in_thread=True)
         yield states

@@ -40,6 +40,8 @@ class Hypothesis:
         How many of the tokens came from the draft.
     language
         The language that the decoder was told; empty where the model has no others.
+    settled
+        How many of the tokens stay whatever follows, of models that tell; else None.
     """
 
     tokens: tuple[int, ...]
@@ -47,6 +49,7 @@ class Hypothesis:
     ended: bool
     accepted: int = 0
     language: str = ""
+    settled: int | None = None
 
 
 @torch.no_grad()

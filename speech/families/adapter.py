@@ -49,11 +49,14 @@ class Encoded:
         Length of the audio, without padding.
     passes
         Where these are tokens, passes of the model that drew them; default 1.
+    settled
+        How many of the `T` stay as they are whatever follows; None (default) where that is not known.
     """
 
     hidden_states: torch.Tensor
     seconds: float
     passes: int = 1
+    settled: int | None = None
 
 
 class Passes(Protocol):
@@ -77,6 +80,8 @@ class SpeechAdapter(Adapter):
         Samples per second that the encoder expects.
     appends
         Whether the encoder's output for past audio stays the same when more arrives.
+    delayed
+        Whether the last words take passes over the silence behind them, so that looks on the way do without these.
     continues
         Whether a text can be given that the model goes on from.
     task
@@ -86,6 +91,7 @@ class SpeechAdapter(Adapter):
     modality: ClassVar[str] = "speech"
     sample_rate: ClassVar[int] = 16_000
     appends: ClassVar[bool] = False
+    delayed: ClassVar[bool] = False
     continues: ClassVar[bool] = True
     task: str = "transcribe"
 

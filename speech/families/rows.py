@@ -77,7 +77,8 @@ def _chat(question: str, placeholder: str = "") -> Callable[[Any, Any, int, dict
     def ask(processor: Any, audio: Any, rate: int, told: dict[str, Any]) -> Any:
         template = processor.tokenizer if placeholder else processor
         text = template.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        return processor(text=[text], audio=[audio], return_tensors="pt")
+        asked = {} if placeholder else {"sampling_rate": rate}  # else it warns at each look; Granite's has one rate
+        return processor(text=[text], audio=[audio], return_tensors="pt", **asked)
 
     return ask
 

@@ -59,7 +59,8 @@ class TimedAdapter(SpeechAdapter):
         cache: CrossCache | None = None,
         gathering: Gathering | None = None,
     ) -> Hypothesis:
-        return Hypothesis(tuple(encoded.hidden_states[0, :, 0].tolist()), encoded.passes, True)
+        tokens = tuple(encoded.hidden_states[0, :, 0].tolist())
+        return Hypothesis(tokens, encoded.passes, True, settled=encoded.settled)
 
     def prompt(self, context: str = "") -> list[int]:
         return []

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import is_number
 
 from ..families.adapter import SpeechAdapter
-from ..stream.units import units
 from .policy import Commitment, SegmentHypothesis, StreamingPolicy
 
 
@@ -68,10 +66,8 @@ class AlignAtt(StreamingPolicy):
         adapter: Any = hypothesis.adapter
         scores = adapter.attention(hypothesis.encoded, hypothesis.tokens, hypothesis.prompt)[: len(hypothesis.tokens)]
         times = [frame * adapter.frame_seconds for frame in scores.argmax(-1).tolist()]
-        settled = hypothesis.tokens[: self.settled(times, hypothesis.encoded.seconds)]
         # a word whose next token is not settled is not whole
-        whole = zip(units(adapter.text(settled)), said, strict=False)
-        count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], whole))
+        count = hypothesis.whole(self.settled(times, hypothesis.encoded.seconds))
         return max(count - (len(said) - len(rest)), 0)
 
     def settled(self, times: Sequence[float], seconds: float) -> int:

@@ -16,7 +16,9 @@ class AppendOnly(StreamingPolicy):
     """Commit all words of each hypothesis except the last ones, which more audio may complete.
 
     For streaming encoders, such as those of Moonshine v2: their output for past audio stays, so that little except
-    the current word can change. Commits earlier than :class:`~mmaccel.speech.LocalAgreement`.
+    the current word can change. Commits earlier than :class:`~mmaccel.speech.LocalAgreement`, but for models whose
+    tokens wait for what follows (Nemotron by its lookahead, Kyutai STT and Voxtral Realtime by their delay): what these
+    say with silence in its place is not promised.
 
     Parameters
     ----------
@@ -50,4 +52,5 @@ class AppendOnly(StreamingPolicy):
             )
 
     def sure(self, commitment: Commitment, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
-        return max(len(rest) - self.hold, 0)
+        said_before = len(said) - len(rest)
+        return max(min(len(said) - self.hold, hypothesis.whole(hypothesis.settled)) - said_before, 0)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from mmaccel.method import Checked
 
@@ -29,6 +30,8 @@ class SegmentHypothesis:
         Of the hypothesis, without prompt and end.
     ended
         Whether the model ended it; a hypothesis that reached the limit is in a loop.
+    settled
+        How many of the tokens stay whatever follows, of models that tell; else None.
     """
 
     adapter: SpeechAdapter
@@ -36,11 +39,17 @@ class SegmentHypothesis:
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     ended: bool = True
+    settled: int | None = None
 
     @property
     def units(self) -> list[str]:
         """Its words."""
         return units(self.adapter.text(self.tokens))
+
+    def whole(self, count: int | None) -> int:
+        """How many of its words are whole in its first `count` tokens."""
+        pairs = zip(units(self.adapter.text(self.tokens[:count])), self.units, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class Commitment:

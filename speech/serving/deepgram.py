@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -13,27 +14,28 @@ from mmaccel.serve.sockets import Connection
 
 from ..audio.wav_header import RATES
 from ..families.languages import AUTO
-from ..stream.events import Endpoint, Event, Final, Partial
+from ..stream.events import Endpoint, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
-from .listening import Listening, asked, pause
+from .listening import Heard, Listening, Started, asked, pause
 
 # What other recognisers can be asked for, and this one writes as it is.
 IGNORED = ("punctuate", "smart_format", "filler_words", "no_delay", "tag", "version", "mip_opt_out")
-UNSENT = ("vad_events", "utterance_end_ms")  # ask for messages that never come
 UNABLE = ("diarize", "multichannel", "profanity_filter", "numerals")
 MULTILINGUAL = "multi"  # asks Deepgram for the language that is heard
+CHANNEL = [0, 1]  # the first of one
 ENDS = (b"", b"\0")  # messages that end a stream, the second one that of Deepgram's own client for .NET
 CONFIDENCE = {"confidence": 1.0}  # not measured; clients need one, and some leave out words with a low one
 
 
 async def talk(connection: Connection, recognizer: StreamingRecognizer, name: str) -> None:
     """Take raw 16-bit samples, and answer with `Results`."""
-    listening, has_partials = _begun(connection.query, recognizer, name)
+    listening, has_partials, gap = _begun(connection.query, recognizer, name)
     await connection.open()
     # Deepgram's own clients take no result without it
     model = {"name": name, "version": "", "arch": ""}
     about = {"metadata": {"request_id": secrets.token_hex(16), "model_uuid": "", "model_info": model}}
     reached, is_open = 0.0, False
+    spoken: float | None = None  # end of the last word, until it is told that no more came
     while True:
         message = await connection.take()
         if isinstance(message, str):
@@ -45,16 +47,20 @@ async def talk(connection: Connection, recognizer: StreamingRecognizer, name: st
             continue
         events = await (run_in_threadpool(listening.end) if kind else run_in_threadpool(listening.feed, samples))
         for said in _results(events, has_partials, reached, is_open, kind == "Finalize"):
-            if said["is_final"]:
+            if said.get("is_final"):
                 reached, is_open = said["start"] + said["duration"], not said["speech_final"]
-            await connection.give({**said, **about})
+                spoken = next((word["end"] for word in reversed(_words(said))), spoken)
+            await connection.give({**said, **about} if said["type"] == "Results" else said)
+        if gap and spoken is not None and not listening.speaks and listening.time - spoken >= gap:
+            await connection.give({"type": "UtteranceEnd", "channel": CHANNEL, "last_word_end": spoken})
+            spoken = None
         if kind == "CloseStream":
             await connection.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
             return
 
 
-def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) -> tuple[Listening, bool]:
-    """What listens as the address asks for it, and whether partials are told."""
+def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) -> tuple[Listening, bool, float]:
+    """What listens as the address asks for it, whether partials are told, and the seconds without words that are."""
     fields = Fields(query)
     rate, channels = whole(fields, "sample_rate", 16_000, RATES[1]), whole(fields, "channels", 1, 8)
     silence = _silence(fields.take("endpointing", "false"))
@@ -63,14 +69,16 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     fields.only("model", None, name)
     language = fields.take("language")
     language = AUTO if language == MULTILINGUAL else language
-    for ignored in (*IGNORED, *UNSENT):
+    tells_starts, gap = fields.said("vad_events"), whole(fields, "utterance_end_ms", 0, 60_000) / 1000
+    for ignored in IGNORED:
         fields.take(ignored)
     for unable in UNABLE:
         if fields.said(unable):
             raise SettingError(f"{unable}='true': this server takes 'false' only")
     fields.end()
     listens = recognizer.told(language, silence=silence)
-    return Listening(listens, rate, channels, 0.5 if has_partials else None), has_partials
+    heard = Listening(listens, rate, channels, 0.5 if has_partials else None, tells_starts=tells_starts)
+    return heard, has_partials, gap
 
 
 def check_raw(fields: Fields) -> None:
@@ -104,7 +112,7 @@ def _silence(endpointing: str) -> float | None:
 
 
 def _results(
-    events: list[Event], has_partials: bool, reached: float, is_open: bool, flushed: bool
+    events: Sequence[Heard], has_partials: bool, reached: float, is_open: bool, flushed: bool
 ) -> list[dict[str, Any]]:
     """Messages for events; what was said ends with a final behind a pause, or behind a cut with one without words."""
     found = []
@@ -116,6 +124,8 @@ def _results(
         elif isinstance(event, Endpoint) and is_open and not isinstance(after, Final):
             is_open = False
             found.append(_final("", [], reached, max(event.time, reached), ends=True, from_finalize=flushed))
+        elif isinstance(event, Started):
+            found.append({"type": "SpeechStarted", "channel": CHANNEL, "timestamp": event.time})
         elif has_partials and isinstance(event, Partial):
             lasts = {"start": reached, "duration": max(event.time - reached, 0.0)}
             found.append(_result(event.stable + event.unstable, [], is_final=False, speech_final=False, **lasts))
@@ -130,4 +140,9 @@ def _final(text: str, words: list[Any], start: float, end: float, *, ends: bool,
 
 def _result(text: str, words: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     said = {"alternatives": [{"transcript": text.strip(), "words": words, **CONFIDENCE}]}
-    return {"type": "Results", "channel_index": [0, 1], "channel": said, **more}
+    return {"type": "Results", "channel_index": CHANNEL, "channel": said, **more}
+
+
+def _words(result: dict[str, Any]) -> list[dict[str, Any]]:
+    words: list[dict[str, Any]] = result["channel"]["alternatives"][0]["words"]
+    return words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -11,11 +12,11 @@ from mmaccel.serve.endpoint import Fields
 from mmaccel.serve.sockets import Connection
 
 from ..audio.wav_header import RATES
-from ..stream.events import Eager, Endpoint, Event, Final, Partial, Resumed
+from ..stream.events import Eager, Endpoint, Final, Partial, Resumed
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.units import joined_text
 from .deepgram import check_raw, whole, words_of
-from .listening import Listening, asked
+from .listening import Heard, Listening, asked
 
 # Thresholds of a model's own likelihood of an end, which this recogniser does not have, a pause longer than what ends a
 # turn here, and what changes nothing.
@@ -78,7 +79,7 @@ class Turns:
         self._count += 1
         return told
 
-    def take(self, events: list[Event], time: float, is_over: bool) -> list[dict[str, Any]]:
+    def take(self, events: Sequence[Heard], time: float, is_over: bool) -> list[dict[str, Any]]:
         """Messages for events, after `time` seconds."""
         told = list[dict[str, Any]]()
         for event in events:
@@ -87,7 +88,7 @@ class Turns:
             told += self._of(event, time)
         return told + self._end(time) if self._paused or is_over else told
 
-    def _of(self, event: Event, time: float) -> list[dict[str, Any]]:
+    def _of(self, event: Heard, time: float) -> list[dict[str, Any]]:
         if isinstance(event, Final):
             return self._final(event, time)
         self._paused = isinstance(event, Endpoint)  # a final of this pause is the next event; a noise has none

@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,10 +15,10 @@ from mmaccel.errors import AudioError, MmaccelError, SettingError, shown
 from mmaccel.serve.endpoint import Fields
 from mmaccel.serve.sockets import Connection
 
-from ..stream.events import Endpoint, Event, Final, Partial
+from ..stream.events import Endpoint, Final, Partial
 from ..stream.recognizer import StreamingRecognizer
 from ..stream.units import joined_text
-from .listening import Listening
+from .listening import Heard, Listening, Started
 from .session_settings import TURNS, SessionSettings
 
 TRANSCRIBED = "conversation.item.input_audio_transcription"
@@ -54,7 +55,7 @@ class RealtimeConversation:
     def __init__(self, recognizer: StreamingRecognizer, name: str) -> None:
         self._base, self.name = recognizer, name
         self._settings = SessionSettings(turns=TURNS)
-        self._listening = Listening(recognizer, self._settings.rate)
+        self._listening = Listening(recognizer, self._settings.rate, tells_starts=True)
         self._sent, self._texts = "", list[str]()
         self._item = _number("item")
         self._before: str | None = None
@@ -94,18 +95,19 @@ class RealtimeConversation:
             return []
         listens = settings.listener(self._base)
         ended = self._answers(self._listening.end())
-        listening = Listening(listens, settings.rate, before=self._listening.time)
+        listening = Listening(listens, settings.rate, before=self._listening.time, tells_starts=True)
         self._settings, self._listening = settings, listening
         return [*ended, *(self._completed() if self._texts and not self._waits else [])]
 
-    def _answers(self, events: list[Event], is_committed: bool = False) -> list[dict[str, Any]]:
+    def _answers(self, events: Sequence[Heard], is_committed: bool = False) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
         for event in events:
             if isinstance(event, Partial):
                 told += [] if self._waits else self._delta(event.delta)
-            elif isinstance(event, Endpoint) and not self._waits:
-                end = round(1000 * event.time)
-                told.append(self.event(f"{BUFFER}.speech_stopped", audio_end_ms=end, item_id=self._item))
+            elif isinstance(event, Started | Endpoint) and not self._waits:
+                kind, side = ("started", "start") if isinstance(event, Started) else ("stopped", "end")
+                at = {f"audio_{side}_ms": round(1000 * event.time)}
+                told.append(self.event(f"{BUFFER}.speech_{kind}", **at, item_id=self._item))
             elif isinstance(event, Final):
                 self._texts.append(event.text)
                 told += [] if self._waits else self._completed()

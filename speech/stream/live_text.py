@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import unicodedata
 from typing import TextIO
 
 from .events import Eager, Event, Final, Partial
-from .units import covered, plain, units
+from .units import columns, covered, plain, units
 
 CLEAR, DIM, PLAIN = "\r\x1b[2K", "\x1b[2m", "\x1b[0m"
 
@@ -65,8 +64,8 @@ class LiveText:
 def _fitting(text: str, room: int) -> tuple[str, int]:
     """The end of a text that fits into so many columns, and how many are left; most Chinese characters take two."""
     for place in range(len(text), 0, -1):
-        columns = 2 if unicodedata.east_asian_width(text[place - 1]) in "WF" else 1
-        if columns > room:
+        needed = columns(text[place - 1])
+        if needed > room:
             return text[place:], 0
-        room -= columns
+        room -= needed
     return text, room

@@ -19,15 +19,18 @@ BREATH = 0.4
 # A second pass with fewer of the words than this share has left some out, as a decoder does that takes them for said;
 # one with as many times more says them again.
 LEAST = 0.7
+# Seconds of a segment from which on its own language counts: of a word or two Whisper often hears another.
+TELLING = 2.0
 
 
 @dataclass(frozen=True)
 class Said:
-    """A segment that is final: its samples from `start` to `end`, and its tokens."""
+    """A segment that is final: its samples from `start` to `end`, its tokens, and its language if that is sure."""
 
     start: int
     end: int
     tokens: tuple[int, ...]
+    language: str = ""
 
 
 class Rejoined:
@@ -54,15 +57,16 @@ class Rejoined:
         if not self.most or not heard.tokens:
             return
         if heard.ended and not repeats(self.recognizer.adapter.text(heard.tokens)):
-            self._said = [*self._before(start, end), Said(start, end, heard.tokens)]
+            language = _sure_language(start, end, heard)
+            self._said = [*self._before(start, end, language), Said(start, end, heard.tokens, language)]
         else:
             self._said = []
 
-    def _before(self, start: int, end: int) -> list[Said]:
-        """Segments without a longer pause up to `start`, as many as fit with the samples up to `end`."""
+    def _before(self, start: int, end: int, language: str) -> list[Said]:
+        """Segments without a longer pause up to `start`, none of another language, as many as fit up to `end`."""
         found: list[Said] = []
         for one in reversed(self._said):
-            if start - one.end > BREATH * RATE or end - one.start > self.most:
+            if start - one.end > BREATH * RATE or end - one.start > self.most or _differ(one.language, language):
                 break
             found.insert(0, one)
             start = one.start
@@ -70,7 +74,8 @@ class Rejoined:
 
     def hear(self, buffer: SampleBuffer, start: int, end: int, alone: Hypothesis) -> Hypothesis:
         """What is heard from `start` to `end` behind those before; `alone` where it does not fit or is no better."""
-        before = self._before(start, end)
+        language = _sure_language(start, end, alone)
+        before = self._before(start, end, language)
         if not before or not alone.tokens:
             return alone
         adapter = self.recognizer.adapter
@@ -80,5 +85,16 @@ class Rejoined:
         _, found = self.recognizer.hear(buffer.read(before[0].start, end), prompt, alone.tokens)
         text, words = adapter.text(found.tokens), len(units(adapter.text(alone.tokens)))
         is_whole = LEAST * words <= len(units(text)) <= words / LEAST
-        chosen = found if found.ended and is_whole and not repeats(text) else alone
+        is_better = found.ended and is_whole and not _differ(found.language, language) and not repeats(text)
+        chosen = found if is_better else alone
         return replace(chosen, forwards=alone.forwards + found.forwards)
+
+
+def _sure_language(start: int, end: int, heard: Hypothesis) -> str:
+    """The language of a segment; empty where it is too short to tell."""
+    return heard.language if end - start >= TELLING * RATE else ""
+
+
+def _differ(one: str, other: str) -> bool:
+    """Whether two languages are known, and not the same: speech that goes on in another is no part of what was said."""
+    return bool(one and other) and one != other

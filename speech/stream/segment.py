@@ -11,7 +11,7 @@ from ..families.adapter import Encoded, Word
 from ..policies.policy import Commitment
 from .events import Partial
 from .stats import StreamStats
-from .units import covered, units
+from .units import covered, matches, units
 
 
 class Segment:
@@ -32,7 +32,7 @@ class Segment:
     words
         A final hypothesis with its words.
     span, heard
-        Samples of the last hypothesis, and its result.
+        Samples of the last hypothesis and whether it took the audio to end there, and its result.
     times
         When each committed unit was committed, on both clocks.
     began
@@ -46,7 +46,7 @@ class Segment:
     def __init__(self, prompt: tuple[int, ...], commitment: Commitment, audio: Any = None) -> None:
         self.prompt, self.commitment, self.audio = prompt, commitment, audio
         self.draft: tuple[int, ...] = ()
-        self.span = (0, 0)
+        self.span = (0, 0, False)
         self.heard: tuple[Encoded, Hypothesis] | None = None
         self.final: tuple[tuple[int, int], Hypothesis] | None = None
         self.words: tuple[Hypothesis, list[Word]] | None = None
@@ -72,6 +72,16 @@ class Segment:
         if self.began is not None and self.shown:
             stats.first_partial.add(self.began, heard, ready)
             self.began = None
+
+    def count(self, stats: StreamStats, words: Sequence[Word], promised: int, heard: float, ready: float) -> None:
+        """Of the words of its final, `promised` were shown as stable before, and the others come now."""
+        said = [(unit, word.end) for word in words for unit in units(word.text)]
+        found = {of: at for at, of in matches(self.commitment.committed[:promised], [unit for unit, _ in said])}
+        stats.words += len(words)
+        stats.committed += promised
+        stats.retracted += promised - len(found)
+        for place, (_, end) in enumerate(said):
+            stats.word_lag.add(end, *(self.times[found[place]] if place in found else (heard, ready)))
 
     def last(self, carried: int) -> list[str]:
         """The committed units that the next segment begins with."""

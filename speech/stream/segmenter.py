@@ -63,6 +63,7 @@ class Segmenter:
 
     ONSET = 3
     QUIET = 5
+    STARTS = 1000  # that are kept
 
     def __init__(self, policy: EndpointPolicy, update_interval: float | None) -> None:
         self.policy = policy
@@ -77,6 +78,7 @@ class Segmenter:
         self._taken = 0  # end of the last segment
         self._seen = self._next_look = 0
         self._settled = False  # whether a look had all of the audio of the pause that is on
+        self.starts: deque[float] = deque(maxlen=self.STARTS)  # seconds at which speech began
         self._levels: deque[float] = deque(maxlen=math.ceil(self.longest / 3 / FRAME))
 
     @property
@@ -116,6 +118,7 @@ class Segmenter:
 
     def _begin(self) -> None:
         self.speech_start, self.speech_end = self.position - self.ONSET * FRAME, self.position
+        self.starts.append(self.speech_start / RATE)
         self.start = self._seen = max(self.speech_start - self.padding, self._taken)
         self._onset, self._settled = 0, False
         self._next_look = self.position + (self.interval or 0)

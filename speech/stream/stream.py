@@ -11,6 +11,7 @@ import torch
 from mmaccel.errors import StreamFinishedError
 
 from ..audio.endpoint import FRAME, RATE, decibels
+from ..audio.growing_audio import GrowingAudio
 from ..audio.intake import Intake
 from ..audio.sample_buffer import SampleBuffer
 from ..decoding.redecode import Hypothesis
@@ -21,7 +22,7 @@ from .rejoined import Rejoined
 from .segment import Segment, remainder
 from .segmenter import Cut, Look, Resume, Segmenter, Task
 from .stats import RealTimeClock, StreamStats
-from .units import ends_sentence, last_words, matches, units
+from .units import ends_sentence, last_words
 
 if TYPE_CHECKING:
     from .recognizer import StreamingRecognizer
@@ -38,6 +39,8 @@ class SpeechStream:
     ----------
     stats
         Statistics so far.
+    starts
+        Seconds at which speech began, the latest; whoever reads them takes them out.
 
     Examples
     --------
@@ -56,6 +59,7 @@ class SpeechStream:
         self._intake = Intake(sample_rate, channels)
         self._listener = recognizer.endpoint.listen()
         self._segmenter = Segmenter(recognizer.endpoint, update_interval)
+        self.starts = self._segmenter.starts
         self._buffer = SampleBuffer()
         self._judged: deque[tuple[float, float]] = deque()  # frames that the segmenter has not had
         self._work: deque[Task] = deque()
@@ -182,10 +186,10 @@ class SpeechStream:
         return self._clock.spend(self.time, seconds)
 
     def _look(self, look: Look) -> None:
-        segment = self._open()
-        encoded, hypothesis = self._hear(segment, look.start, look.end)
-        prompt = tuple(self.recognizer.adapter.in_language(segment.prompt, hypothesis.language))
-        of_segment = SegmentHypothesis(self.recognizer.adapter, encoded, prompt, hypothesis.tokens, hypothesis.ended)
+        segment, adapter = self._open(), self.recognizer.adapter
+        encoded, heard = self._hear(segment, look.start, look.end, look.settled or not adapter.delayed)
+        prompt = tuple(adapter.in_language(segment.prompt, heard.language))
+        of_segment = SegmentHypothesis(adapter, encoded, prompt, heard.tokens, heard.ended, heard.settled)
         with self.recognizer.lock:  # a policy may ask the model
             segment.commitment.update(of_segment)
         self.stats.partial_decodes += 1
@@ -255,14 +259,8 @@ class SpeechStream:
         """Statistics of a segment, of whose words `promised` were shown as stable before."""
         stats, ready = self.stats, self._spend()
         stats.finals += 1
-        stats.words += len(words)
         stats.decoded_seconds += (cut.end - cut.start) / RATE
-        said = [(unit, word.end) for word in words for unit in units(word.text)]
-        found = {of: at for at, of in matches(segment.commitment.committed[:promised], [unit for unit, _ in said])}
-        stats.committed += promised
-        stats.retracted += promised - len(found)
-        for place, (_, end) in enumerate(said):
-            stats.word_lag.add(end, *(segment.times[found[place]] if place in found else (self.time, ready)))
+        segment.count(stats, words, promised, self.time, ready)
         if cut.paused or self._total is not None:
             stats.finalisation.add(cut.speech_end / RATE, self.time, ready)
             if segment.eager is not None:
@@ -277,12 +275,14 @@ class SpeechStream:
             segment.words = hypothesis, [word.between(start / RATE, end / RATE) for word in found]
         return segment.words[1]
 
-    def _hear(self, segment: Segment, start: int, end: int) -> tuple[Encoded, Hypothesis]:
+    def _hear(self, segment: Segment, start: int, end: int, ends: bool = True) -> tuple[Encoded, Hypothesis]:
         """A hypothesis of these samples; the last one where it was of the same."""
-        if segment.heard is None or segment.span != (start, end):
+        if segment.heard is None or segment.span != (start, end, ends):
             samples = self._buffer.read(start, end)
+            if isinstance(segment.audio, GrowingAudio):
+                segment.audio.ends = ends
             encoded, hypothesis = self.recognizer.hear(samples, segment.prompt, segment.draft, segment.audio)
-            segment.span, segment.heard = (start, end), (encoded, hypothesis)
+            segment.span, segment.heard = (start, end, ends), (encoded, hypothesis)
             segment.draft = hypothesis.tokens
             self.stats.decoder_calls += hypothesis.forwards
             self.stats.tokens += len(hypothesis.tokens)

@@ -18,7 +18,7 @@ from mmaccel.method import Checked, is_count, is_number
 from ..families.adapter import Word
 from .balanced import balanced
 from .events import Final
-from .units import behind, ends_sentence, joined_text, unbroken, units
+from .units import behind, columns, ends_sentence, joined_text, unbroken, units
 
 LONGEST_PAUSE = 1.0  # seconds between words of one subtitle
 
@@ -36,12 +36,13 @@ class Cue:
 class SubtitleLayout(Checked):
     """How subtitles are cut (defaults: the BBC's and Netflix's guidelines for English, 2024).
 
-    Those for Chinese are 16 characters of a line, and 9 a second.
+    Most characters of Chinese, Japanese and Korean count as two, as they are twice as wide; marks on a letter, such as
+    vowels of Thai, do not count. The guidelines for Chinese are a width of 32 and a speed of 18.
 
     Parameters
     ----------
     width
-        Most characters of a line; default 42.
+        Most characters of a line; default 42, which are 21 of Chinese.
     lines
         Most lines of a subtitle; default 2.
     longest, shortest
@@ -77,7 +78,7 @@ class SubtitleLayout(Checked):
             return "".join(parts[start:end]).strip()
 
         spans = balanced(
-            len(parts), lambda start, end: len(line(start, end)) <= self.width, lambda *span: len(line(*span))
+            len(parts), lambda start, end: columns(line(start, end)) <= self.width, lambda *span: columns(line(*span))
         )
         return [line(*span) for span in spans]
 
@@ -85,10 +86,10 @@ class SubtitleLayout(Checked):
         """Whether a text is no more than one subtitle."""
         needed = filled = 0
         for part in self._parts(text):
-            if needed and filled + len(part) <= self.width:
-                filled += len(part)
+            if needed and filled + columns(part) <= self.width:
+                filled += columns(part)
             else:
-                needed, filled = needed + 1, len(part.strip())
+                needed, filled = needed + 1, columns(part.strip())
         return needed <= self.lines
 
     def _parts(self, text: str) -> list[str]:
@@ -96,11 +97,20 @@ class SubtitleLayout(Checked):
         are longer than a line in pieces."""
         found, said = [], units(" ".join(text.split()))
         for unit in ("".join(said[slice(*span)]) for span in unbroken(said)):
-            word = unit.strip()
-            first = unit[: len(unit) - len(word) + self.width]
-            rest = word[self.width :]
-            found += [first, *(rest[at : at + self.width] for at in range(0, len(rest), self.width))]
+            space = unit[: len(unit) - len(unit.lstrip())]
+            pieces = _pieces(unit.strip(), self.width)
+            found += [space + pieces[0], *pieces[1:]]
         return found
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word in pieces of as many columns, where it is longer than a line."""
+    found = [""]
+    for letter in word:
+        if columns(found[-1] + letter) > width:
+            found.append("")
+        found[-1] += letter
+    return found
 
 
 def cues(segments: Iterable[Final], layout: SubtitleLayout | None = None) -> list[Cue]:
@@ -124,7 +134,7 @@ def cues(segments: Iterable[Final], layout: SubtitleLayout | None = None) -> lis
 
 def _in_time(cue: Cue, following: float, layout: SubtitleLayout) -> Cue:
     """Shown for as long as reading takes, as far as the next one allows."""
-    needed = max(layout.shortest, sum(map(len, cue.lines)) / layout.reading_speed)
+    needed = max(layout.shortest, sum(map(columns, cue.lines)) / layout.reading_speed)
     end = max(cue.end, cue.start + min(needed, layout.longest))
     return replace(cue, end=max(min(end, following), cue.start))
 
@@ -163,7 +173,7 @@ def _passages(words: Sequence[Word], layout: SubtitleLayout) -> list[list[Word]]
     passages: list[list[Word]] = []
     text = ""
     for word in words:
-        sentence = ends_sentence(text) and len(text) >= layout.width / 2
+        sentence = ends_sentence(text) and columns(text) >= layout.width / 2
         if not passages or sentence or word.start - passages[-1][-1].end > LONGEST_PAUSE:
             passages.append([])
             text = ""
@@ -179,7 +189,7 @@ def _balanced_groups(words: list[Word], layout: SubtitleLayout) -> list[list[Wor
         in_time = words[end - 1].end - words[start].start <= layout.longest
         return in_time and layout.fits(_join(words[start:end]))
 
-    spans = balanced(len(words), fits, lambda start, end: len(_join(words[start:end])))
+    spans = balanced(len(words), fits, lambda start, end: columns(_join(words[start:end])))
     return [words[start:end] for start, end in spans]
 
 

@@ -6,15 +6,18 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 # Of Chinese and Japanese, which put no spaces at all; Thai, Lao, Khmer and Burmese put them between phrases.
-_NEVER = "\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_NEVER = "\u3005-\u3007\u3021-\u3029\u3031-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _NO_SPACES = rf"{_NEVER}\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
-# Behind a character comes what belongs to it: marks, and closing punctuation.
-_UNIT = re.compile(rf"\s*(?:[{_NO_SPACES}][^\s\w]*|[^\s{_NO_SPACES}]+)")
+_OPENS = "(\\[\uff08\u2018\u201c\u3008\u300a\u300c\u300e\u3010\u3014\u3016\u3018\u301d"  # what no line ends with
+# Before a character comes what opens, and behind it what belongs to it: marks, and closing punctuation.
+_CHARACTER = rf"[{_OPENS}]*[{_NO_SPACES}]"
+_UNIT = re.compile(rf"\s*(?:{_CHARACTER}[^\s\w{_OPENS}]*|[^\s{_NO_SPACES}]+?(?={_CHARACTER}|\s|$))")
 _UNSPACED = re.compile(f"[{_NO_SPACES}]")
 _SOLID = re.compile(f"[{_NEVER}]")
 # A mark that ends a sentence, with what may close behind it; three dots are one that is broken off.
@@ -48,6 +51,24 @@ def is_unspaced(text: str) -> bool:
     (True, False)
     """
     return _UNSPACED.search(text) is not None
+
+
+@cache
+def _columns_of(letter: str) -> int:
+    if unicodedata.category(letter) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def columns(text: str) -> int:
+    """Columns that a text takes: most letters of Chinese, Japanese and Korean two, marks on a letter none.
+
+    Examples
+    --------
+    >>> columns("Try"), columns("\u4f60\u597d"), columns("\u0e17\u0e35\u0e48")
+    (3, 4, 1)
+    """
+    return sum(map(_columns_of, text))
 
 
 def letters(text: str, kept: str = "") -> str:
@@ -86,7 +107,7 @@ def behind(before: str, unit: str) -> str:
     >>> behind(" Again.", "Fail"), behind("\u597d", "\u4f60")
     (' Fail', '\u4f60')
     """
-    spaced = not (unit[:1].isspace() or _UNSPACED.match(unit) or _UNSPACED.match(before.strip()))
+    spaced = not (unit[:1].isspace() or is_unspaced(unit) or is_unspaced(before))
     return f" {unit}" if spaced else unit
 
 
@@ -99,8 +120,8 @@ def joined_text(texts: Iterable[str]) -> str:
     ('', 'Try again. Fail.', '\u4f60\u597d\u4e16\u754c\u3002')
     """
     told = [text for text in texts if text.strip()]
-    ends = [_SOLID.match(units(text)[-1].strip()) for text in told]
-    gaps = ["" if end or _SOLID.match(text.strip()) else " " for end, text in zip(ends, told[1:], strict=False)]
+    ends = [[_SOLID.search(said[place]) for place in (0, -1)] for said in map(units, told)]
+    gaps = ["" if before[1] or after[0] else " " for before, after in pairwise(ends)]
     return "".join(gap + text.strip() for gap, text in zip(["", *gaps], told, strict=False))
 
 

@@ -6,9 +6,11 @@ import json
 import queue
 import re
 import threading
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+import torch
 from listening import client, listening
 from reader import DOCS
 from starlette.websockets import WebSocketDisconnect
@@ -70,8 +72,11 @@ def test_openai_s_client_reads_along(address, listener, samples):
         said = "".join(event.delta for event in events if event.type == DELTA and event.item_id == done.item_id)
         assert said and not said.startswith(" ")
         assert said.split()[0] == done.transcript.split()[0]
-    first = next(event.type for event in events)
-    assert first == DELTA, "words come before the end"
+    kinds = [event.type.rpartition(".")[2] for event in events]
+    assert kinds[:2] == ["speech_started", "delta"], "words come before the end"
+    assert kinds.count("speech_started") == len(expected)
+    starts = [event.audio_start_ms / 1000 for event in events if event.type.endswith("speech_started")]
+    assert all(0 <= start - final.start <= 0.31 for start, final in zip(starts, expected, strict=True)), "its padding"
 
 
 def test_the_page_s_own_program_reads_along_and_ends(address, listener, samples):
@@ -263,6 +268,26 @@ def test_deepgram_s_messages(address, listener, samples):
     assert told[-1]["type"] == "Metadata" and told[-1]["duration"] == pytest.approx(len(samples) / 16_000)
 
 
+@pytest.mark.parametrize("whole", (False, True), ids=("as it comes", "at once"))
+def test_deepgram_s_beginnings_and_ends_come_where_they_are_asked_for(address, listener, samples, whole):
+    """Also of several utterances in one message; an end is told once, when nobody has spoken for so long."""
+    chunks = raw(torch.cat([samples, torch.zeros(2 * 16_000)]), 16_000)
+    expected, told = finals(listener, chunks, 16_000), []
+    with socket(address, f"{RAW}&vad_events=true&utterance_end_ms=1500") as line:
+        for chunk in [b"".join(chunks)] if whole else chunks:
+            line.send(chunk)
+        line.send('{"type": "CloseStream"}')
+        told = [json.loads(message) for message in line]
+    assert all("metadata" in one for one in told if one["type"] == "Results")
+    starts = [one["timestamp"] for one in told if one["type"] == "SpeechStarted"]
+    assert all(0 <= start - final.start <= 0.31 for start, final in zip(starts, expected, strict=True)), "its padding"
+    kinds = [one["type"] for one in told]
+    assert kinds[:2] == ["SpeechStarted", "Results"] and kinds[-2:] == ["UtteranceEnd", "Metadata"]
+    ends = [one["last_word_end"] for one in told if one["type"] == "UtteranceEnd"]
+    gaps = [after.words[0].start - before.words[-1].end for before, after in pairwise(expected)]
+    assert ends[-1] == expected[-1].words[-1].end and len(ends) <= 1 + sum(gap > 1.5 for gap in gaps)
+
+
 @pytest.mark.parametrize("version", (1, 2))
 @pytest.mark.parametrize("end", ('{"type": "CloseStream"}', b""))
 def test_messages_may_be_cut_within_a_sample(address, listener, samples, version, end):
@@ -281,7 +306,7 @@ def test_messages_may_be_cut_within_a_sample(address, listener, samples, version
 
 def test_samples_of_several_channels_are_put_together_behind_a_flush_too():
     pushed, stereo = [], bytes(range(256)) * 5
-    stream = SimpleNamespace(push=lambda data: pushed.append(data) or [], finish=list, close=list, time=0.0)
+    stream = SimpleNamespace(push=lambda data: pushed.append(data) or [], finish=list, close=list, time=0.0, starts=[])
     heard = Listening(SimpleNamespace(stream=lambda *_: stream), 16_000, channels=2)
     for at in range(0, len(stereo), 7):
         heard.feed(stereo[at : at + 7])
@@ -402,7 +427,7 @@ def test_what_deepgram_s_clients_ask_for_by_default_is_taken(address, asked):
 
 @pytest.mark.parametrize("asked", ("true", "True", "TRUE"))
 def test_python_s_true_asks_for_partials_too(listener, asked):
-    _, has_partials = deepgram._begun({"encoding": "linear16", "interim_results": asked}, listener.opened, "none")
+    _, has_partials, _ = deepgram._begun({"encoding": "linear16", "interim_results": asked}, listener.opened, "none")
     assert has_partials
 
 

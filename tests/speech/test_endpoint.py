@@ -100,10 +100,24 @@ def test_energy_follows_the_background():
     assert 7.2 * RATE <= last.start <= 7.6 * RATE and 8.1 * RATE <= last.speech_end <= 8.4 * RATE
 
 
+@pytest.mark.parametrize("policy", (SileroEndpoint(), EnergyEndpoint()), ids=("silero", "energy"))
+def test_a_constant_offset_hides_no_speech(policy):
+    """As of cheap microphones."""
+    if isinstance(policy, SileroEndpoint) and endpoint._silero_file() is None:
+        pytest.skip("needs the package silero-vad")
+    voice = human() if isinstance(policy, SileroEndpoint) else torch.cat([noise(1, 0.001), 0.05 * noise(1, 1.0)])
+    plain = segments(policy, voice)
+    shifted = segments(policy, voice + 0.1)
+    assert len(shifted) == len(plain) > 0
+    for one, other in zip(plain, shifted, strict=True):
+        assert abs(one.start - other.start) <= 2 * FRAME and abs(one.end - other.end) <= 2 * FRAME
+
+
 def likelihood(policy, *levels):
     """Of the last of so many frames, each of a level in decibels."""
-    listener = policy.listen()
-    return [listener(torch.full((FRAME,), 10 ** (level / 20))) for level in levels][-1]
+    listener, wave = policy.listen(), torch.ones(FRAME)
+    wave[::2] = -1
+    return [listener(wave * 10 ** (level / 20)) for level in levels][-1]
 
 
 def test_settings_of_the_energy_by_hand():

@@ -157,6 +157,16 @@ def test_a_tokenizer_that_refuses_other_words_is_told_none():
     assert found.text((1, 1)) == "[1, 1] True"
 
 
+def test_a_processor_that_warns_at_each_look_without_a_rate_is_told_it(monkeypatch):
+    found, warned = recognizer("Qwen2AudioForConditionalGeneration").adapter, []
+    logger = "transformers.models.whisper.feature_extraction_whisper.logger.warning"
+    monkeypatch.setattr(logger, lambda text, *_: warned.append(text))
+    found.encode(sound(1.0))
+    assert not warned
+    found.processor(text=["<|audio|>"], audio=[sound(1.0).numpy()], return_tensors="pt")
+    assert len(warned) == 1
+
+
 @pytest.mark.parametrize("name", ["ParakeetForTDT", "ParakeetForRNNT"])
 def test_a_window_of_frames_changes_nothing(name, monkeypatch):
     """The joint network asked about one frame at a time, or frames that come one by one."""
@@ -188,14 +198,17 @@ def test_a_look_ahead_changes_nothing(name):
     "name", ["KyutaiSpeechToTextForConditionalGeneration", "VoxtralRealtimeForConditionalGeneration"]
 )
 def test_passes_of_all_frames_are_counted(name):
-    """Also those of the silence that each look puts behind the audio."""
+    """Also those of the silence behind the audio, which is read where a pause begins, and not at each look."""
     found, passes = recognizer(name), []
     found.adapter.target.register_forward_hook(lambda *_: passes.append(1))
-    with found.stream() as stream:
-        for piece in recording().split(8000):
-            stream.push(piece)
-        stream.finish()
-    assert stream.stats.decoder_calls == len(passes) > 2 * stream.stats.partial_decodes > 2
+    samples = torch.cat([recording(), sound(3.0)])
+    finals = [event for event in streamed(found, samples, 8000, None) if isinstance(event, Final)]
+    alone = len(passes)
+    passes.clear()
+    with found.stream(update_interval=0.2) as stream:
+        events = [event for piece in samples.split(1600) for event in stream.push(piece)] + stream.finish()
+    assert [event for event in events if isinstance(event, Final)] == finals
+    assert stream.stats.decoder_calls == len(passes) == alone and stream.stats.partial_decodes > 15
 
 
 @pytest.mark.parametrize("name", ["NemotronAsrStreamingForRNNT", "VoxtralRealtimeForConditionalGeneration"])

@@ -1,5 +1,6 @@
 """Which words of a hypothesis stay."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,15 @@ def test_append_only_holds_back_the_last_words():
     assert list(follow(AppendOnly(), texts)) == ["no", "no matter", "no matter try"]
     assert list(follow(AppendOnly(hold=0), texts[1:])) == ["no matter try", "no matter try again"]
     assert list(follow(AppendOnly(hold=5), texts)) == ["", "", ""]
+
+
+def test_append_only_promises_no_word_that_was_drawn_with_silence_in_place_of_what_follows():
+    commitment, tokens = AppendOnly(hold=0).begin(), ("no", " mat", "ter", " try")
+    for settled, stays in ((0, ""), (2, "no"), (3, "no matter"), (4, "no matter try")):
+        commitment.update(replace(heard(tokens), settled=settled))
+        assert "".join(commitment.committed) == stays
+    commitment = AppendOnly(hold=1).begin()
+    assert commitment.update(replace(heard(tokens), settled=4)) == ["no", " matter"]
 
 
 def test_append_only_needs_such_an_encoder():

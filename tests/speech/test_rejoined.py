@@ -119,6 +119,34 @@ def test_nothing_goes_on_from_a_text_in_a_loop(said):
     assert found.tokens == (5, 6, 7) and asked == []
 
 
+@pytest.mark.parametrize(
+    ("before", "seconds", "alone", "heard", "asked", "language"),
+    (
+        ("de", 3, "de", "de", 1, "de"),
+        ("de", 3, "en", "de", 0, "en"),
+        ("de", 3, "de", "en", 1, "de"),
+        ("de", 1, "cy", "de", 1, "de"),
+        ("", 3, "", "", 1, ""),
+    ),
+)
+def test_speech_in_another_language_is_heard_alone(before, seconds, alone, heard, asked, language):
+    """Else it is written in the language before it; of less than two seconds the language is not sure."""
+    passes = []
+
+    def hear(samples, prompt, draft):
+        passes.append(prompt)
+        return None, Hypothesis((5, 6, 8), 2, True, language=heard)
+
+    rejoined = Rejoined(SimpleNamespace(rejoin=14, adapter=ScriptedAdapter(), hear=hear))
+    rejoined.add(0, 3 * RATE, Hypothesis((FIRST, FIRST + 1), 1, True, language=before))
+    buffer, end = SampleBuffer(), (3 + seconds) * RATE
+    buffer.append(torch.zeros(end))
+    found = rejoined.hear(buffer, 3 * RATE, end, Hypothesis((5, 6, 7), 1, True, language=alone))
+    assert (len(passes), found.language) == (asked, language)
+    rejoined.add(3 * RATE, end, found)
+    assert len(rejoined._said) == (1 if asked == 0 else 2)
+
+
 @pytest.mark.parametrize(("length", "together"), ((10, True), (45, False)))
 def test_what_the_decoder_has_no_positions_for_is_heard_alone(length, together):
     """A decoder of 96 positions, behind two texts of so many tokens."""

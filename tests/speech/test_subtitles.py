@@ -11,6 +11,7 @@ from mmaccel.speech.stream.events import Final
 from mmaccel.speech.stream.stats import StreamStats
 from mmaccel.speech.stream.subtitles import Cue, SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
 from mmaccel.speech.stream.transcribe import Transcript
+from mmaccel.speech.stream.units import columns
 
 
 def said(text, start=0.0, pace=0.4):
@@ -131,6 +132,28 @@ def test_scripts_without_spaces_are_joined_without():
     several = (Word("\u4f60\u597d", 0, 1), Word("\u5417\u3002", 1, 2))
     assert cues([Final(text, several, 0, 3)])[0].lines == (text,)
     assert json.loads(to_json([Final(text, (), 0, 3), Final(text, (), 3, 6)]))["text"] == 2 * text
+
+
+def test_letters_that_are_twice_as_wide_count_as_two_and_marks_on_a_letter_not_at_all():
+    """Lines of Chinese and Korean fit on the screen, and stay as long as they take; vowels of Thai have no width."""
+    for text in ("\u4f60\u597d\u5417" * 40, "\ud55c\uad6d\uc5b4 " * 40, "\ud55c" * 100):
+        shown = cues([Final(text, (), 0.0, 20.0)])
+        lines = [line for cue in shown for line in cue.lines]
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+        assert 15 < max(map(len, lines)) <= 42 and max(map(columns, lines)) <= 42 < 2 * max(map(columns, lines))
+    (alone,) = cues([Final("\u4f60" * 15, (), 0.0, 1.0)])
+    assert alone.end == 1.5, "fifteen characters at ten a second"
+    thai = "\u0e17\u0e35\u0e48" * 40
+    assert cues([Final(thai, (), 0.0, 4.0)])[0].lines == (thai,)
+
+
+def test_no_line_ends_with_a_bracket_that_opens_or_begins_with_one_that_closes():
+    text = "\u4ed6\u8bf4\u300c\u4f60\u597dOK\u300d\u548c\u300aABC\u300b\uff08\u597d\uff09\u3002" * 4
+    for width in range(10, 40):
+        shown = cues([Final(text, (), 0.0, 20.0)], SubtitleLayout(width=width))
+        lines = [line for cue in shown for line in cue.lines]
+        assert "".join(lines) == text
+        assert not any(line[-1] in "\u300c\u300a\uff08" or line[0] in "\u300d\u300b\uff09\u3002" for line in lines)
 
 
 def test_none_is_shown_for_longer_than_the_layout_allows():
