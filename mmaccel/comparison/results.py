@@ -142,11 +142,12 @@ def described(header: dict[str, Any]) -> str:
     """
     machine = header["machine"]
     accelerator = "no accelerator" if machine["accelerator"] == "none" else machine["accelerator"]
-    of = f"{_threads(header['threads'])} of {machine['cores']} cores"
+    of = f"{in_threads(header['threads'])} of {machine['cores']} cores"
     return f"{machine['system']}, {machine['processor']}, {of}, {accelerator}"
 
 
-def _threads(count: int) -> str:
+def in_threads(count: int) -> str:
+    """A number of threads in words."""
     return "1 thread" if count == 1 else f"{count} threads"
 
 
@@ -165,7 +166,7 @@ def place(found: Mapping[str, Any]) -> str:
     >>> place({"machine": "AMD EPYC", "threads": 1, "date": "2026-11-22T08:00:00+00:00"})
     'AMD EPYC, 1 thread, 2026-11-22'
     """
-    return f"{found['machine']}, {_threads(found['threads'])}, {found['date'][:10]}"
+    return f"{found['machine']}, {in_threads(found['threads'])}, {found['date'][:10]}"
 
 
 def median(values: Iterable[float]) -> float:
