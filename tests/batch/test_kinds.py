@@ -184,5 +184,5 @@ def test_the_help_of_each_kind_says_what_an_item_is(capsys):
             if (batching := command.batching) is not None:
                 with pytest.raises(SystemExit):
                     cli.main(["batch", name, "--help"])
-                told = capsys.readouterr().out
+                told = " ".join(capsys.readouterr().out.split())  # however its lines are wrapped
                 assert f"A row has `{batching.field}`" in told and batching.writes[0] in told
