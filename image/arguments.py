@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def add_sampling(parser: Any) -> None:
     """Add the arguments that say how pictures are sampled."""
     parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
-    parser.add_argument("--count", type=whole(1, COUNT), default=1, help=f"pictures of the prompt, at most {COUNT}")
+    parser.add_argument(
+        "--count", type=whole(1, COUNT), default=1, help=f"pictures of the prompt, 1 (default) to {COUNT}"
+    )
     parser.add_argument("--guidance", type=number(), help="guidance scale (default: the model's own)")
     parser.add_argument("--temperature", type=positive, help="above 1 varies more (default: the model's own)")
     share = number("above 0 and at most 1", lambda value: 0 < value <= 1)

@@ -122,14 +122,14 @@ class Report:
         if self.plain_forwards:
             fewer = self.plain_forwards / (self.forwards or 1)
             change = f"{fewer:.2f}x fewer" if fewer >= 1 else f"{1 / fewer:.2f}x as many"
-            lines.append(f"  passes      {self.forwards:.5g} instead of {self.plain_forwards:.5g}, {change}")
+            lines.append(f"  passes      {passes(self.forwards)} instead of {passes(self.plain_forwards)}, {change}")
         if self.plain_visual_tokens:
             share = self.visual_tokens / self.plain_visual_tokens
-            counts = f"{self.visual_tokens} tokens instead of {self.plain_visual_tokens}"
+            counts = f"{self.visual_tokens:,} tokens instead of {self.plain_visual_tokens:,}"
             lines.append(f"  visual      {counts}, {share:.1%}, a mean over layers")
         if self.plain_keys:
             share = self.keys / self.plain_keys
-            lines.append(f"  keys        {self.keys} attended to instead of {self.plain_keys}, {share:.1%}")
+            lines.append(f"  keys        {self.keys:,} attended to instead of {self.plain_keys:,}, {share:.1%}")
         return [*lines, *self._times(), f"  memory      {self.peak_extra_bytes / 2**20:.1f} MiB extra, counted"]
 
     def _times(self) -> list[str]:
@@ -139,3 +139,14 @@ class Report:
         if self.speedup is not None:
             gain = f"{self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured"
         return [f"  wall time   {self.wall_seconds:.2f} s measured", f"  speed-up    {gain}"]
+
+
+def passes(count: float) -> str:
+    """A number of forward passes, some of which may be over a part of the tokens.
+
+    Examples
+    --------
+    >>> passes(19.5), passes(128000)
+    ('19.5', '128,000')
+    """
+    return f"{count:.5g}" if count < 1000 else f"{count:,.0f}"

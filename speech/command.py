@@ -114,12 +114,16 @@ class SpeechCommand(Command):
 
 def _add_listening(parser: Any) -> None:
     """Arguments of a recogniser."""
-    words = "the policy that decides which words are stable"
+    words = "the policy that decides which words are stable (default local-agreement)"
     parser.add_argument("--policy", choices=sorted(POLICIES), default="local-agreement", help=words)
     pauses = ["auto", "silero", "energy"]
-    parser.add_argument("--endpoint", choices=pauses, default="auto", help="the detector of pauses")
-    parser.add_argument("--silence", type=positive, default=0.44, help="seconds of silence that end a segment")
-    parser.add_argument("--longest", type=positive, default=15.0, help="seconds after which a segment is cut")
+    parser.add_argument("--endpoint", choices=pauses, default="auto", help="the detector of pauses (default auto)")
+    parser.add_argument(
+        "--silence", type=positive, default=0.44, help="seconds of silence that end a segment (default 0.44)"
+    )
+    parser.add_argument(
+        "--longest", type=positive, default=15.0, help="seconds after which a segment is cut (default 15)"
+    )
     seconds = number("between 0 and 20 seconds", lambda value: 0 <= value <= 20)
     again = "seconds that a final is decoded with, the speech before a breath included, such as 14 (default 0: alone)"
     parser.add_argument("--rejoin", type=seconds, default=0.0, help=again)

@@ -49,8 +49,8 @@ def _wan() -> str:
     assert ours["model"] == steps["model"]
     unipc = _row("long/default_sampler", kind="ours", budget=0.5, sampler="UniPC", steps=50)
     return _filled(
-        f"**{ours['speedup']:.1f}x** on `tiny-wan` at 40 Euler steps: {_psnr(_row('video', kind='ours', budget=0.5))}"
-        f" to the plain clip over {len(steps['seeds'])} prompts.",
+        f"**{ours['speedup']:.1f}x** on `tiny-wan` at 40 Euler steps, PSNR"
+        f" {_psnr(_row('video', kind='ours', budget=0.5))} to the plain clip over {len(steps['seeds'])} prompts.",
         f"Simply running 20 steps takes the same time: {_psnr(steps)}.",
         f"By UniPC and 50 steps, as Wan's checkpoint has them: {_psnr(unipc)}, [with"
         " rivals](docs/benchmarks/long/default_sampler.md).",
@@ -86,8 +86,9 @@ def _qwen() -> str:
         f" ({second['quality_worst']:.0%}); every 7th {seventh['quality']:.0%}, but {slow['quality']:.0%} at"
         f" {slow['speedup']:.1f}x on slow clips: take fewer frames there, not a method.",
         f"On an H100 a LLaVA-OneVision of 7B with random weights began {large['speedup']:.2f}x sooner, and then wrote"
-        f" {large['tokens_per_second']:.0f} tokens a second, plain {large['baseline_tokens_per_second']:.0f}: what"
-        " slowed these was cut since, which [is not measured yet](docs/benchmarks/long/gpu.md).",
+        f" {large['tokens_per_second']:.0f} tokens a second where the plain model writes"
+        f" {large['baseline_tokens_per_second']:.0f}: the cause is mended since, and that [is not measured"
+        " yet](docs/benchmarks/long/gpu.md).",
     )
 
 
@@ -105,7 +106,7 @@ def _text() -> str:
         " text, with the very tokens of the plain model ([bfloat16 parts from them](#what-exact-means-here) at"
         f" near-ties); {_kind(drafts, worst)} on {worst}, where nothing repeats.",
         f"Prompt lookup of transformers: {lookup['speedup']:.1f}x, and {_kind(lookup, worst)} there.",
-        f"A pipeline draws without `do_sample=False`: drawn at temperature 1 ours is {drawn['speedup']:.1f}x.",
+        f"Without `do_sample=False` a pipeline samples: at temperature 1 ours is {drawn['speedup']:.1f}x.",
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from PIL import Image
 
+from mmaccel.comparison.results import in_threads
+
 
 def run(main: Callable[[], None], description: str | None) -> None:
     """Write a card from the command line, which only tells what it does with ``--help``."""
@@ -48,7 +50,7 @@ def write(
     counted = {
         "parameters": sum(map(millions, parts)),
         "megabytes": sum(file.stat().st_size for file in folder.rglob(weights)) / 1e6,
-        "threads": torch.get_num_threads(),
+        "threads": in_threads(torch.get_num_threads()),
     }
     (folder / "README.md").write_text(text.format(**{**facts(folder), **counted, **told}))
 

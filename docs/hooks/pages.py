@@ -37,6 +37,20 @@ NO_SOURCE = ("__pycache__", *SHIPPED)
 # for what comes before the first one.
 INCLUDE = re.compile(r"^<!-- from ([\w./-]+)(?:: (.+?))? -->$", re.MULTILINE)
 
+# What people look for, and the page that tells of it; the search puts these before titles.
+SOUGHT = {
+    "quickstart/image.md": ["Flux", "SDXL", "Stable Diffusion", "Qwen-Image", "Janus"],
+    "quickstart/video.md": ["Wan 2.2", "LTX", "HunyuanVideo", "diffusers"],
+    "quickstart/vlm.md": ["Qwen-VL", "LLaVA", "InternVL", "long video"],
+    "quickstart/text.md": ["Llama", "Qwen3", "speculative decoding", "EAGLE-3", "DFlash", "long prompts"],
+    "quickstart/speech.md": ["Whisper", "Moonshine", "transcription", "streaming"],
+    "quickstart/canvas.md": ["LLaDA", "Dream", "diffusion language model", "aMUSEd"],
+    "quickstart/serve.md": ["OpenAI API", "streaming server", "Whisper server", "realtime"],
+    "quickstart/batch.md": ["batch", "many prompts", "Ray"],
+    "quickstart/engines.md": ["vLLM", "SGLang", "Triton"],
+    "faq.md": ["laptop", "low VRAM", "quantization", "bitsandbytes", "multi GPU", "Mac", "AMD", "exact"],
+}
+
 
 def generated() -> dict[str, str]:
     """Markdown of all generated pages by their place in the site."""
@@ -93,7 +107,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Take in what a page asks for."""
+    """Take in what a page asks for, and say by which words it is to be found."""
+    page.meta["tags"] = SOUGHT.get(page.file.src_uri, [])
     return written(markdown, page.file.src_uri)
 
 

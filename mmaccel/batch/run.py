@@ -144,7 +144,7 @@ def tell(outcome: Outcome, folder: OutputFolder, items: list[Item]) -> None:
         _print(f"... and {len(outcome.failures) - SHOWN} more: {failed} has all", sys.stderr)
     before = f", {outcome.before} of them before" if outcome.before else ""
     lost = f", {len(outcome.failures)} failed" if outcome.failures else ""
-    _print(f"{len(records)} of {len(items)} items are in {folder.path}{before}{lost}")
+    _print(f"{len(records)} of {len(items)} finished, in {folder.path}{before}{lost}")
 
 
 def _print(text: str, file: Any = None) -> None:

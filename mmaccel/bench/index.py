@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,17 @@ linked pages.
 
 *speed-up* is against the plain run of the same model in the same alternation. *exact* keeps the plain output, or its
 distribution. The plots have time to the left and quality upwards: the top left corner is where one wants to be.
-`mmaccel bench all --page FOLDER` measures all of this page on your machine, `mmaccel bench difference OLD.json
+`mmaccel bench all --full --page FOLDER` measures all of this page on your machine, `mmaccel bench difference OLD.json
 NEW.json` compares two results, and `mmaccel tune` does the same for one method on your own model and input."""
+
+SCRIPT = re.compile(r"python -m mmaccel\.(?:demos\.)?(\w+)\.")  # of a page, whose package says what it is about
+ABOUT = {
+    "": "Machines",
+    "video": "Diffusion",
+    "vlm": "Video questions and language models",
+    "speech": "Speech",
+    "serving": "Servers and batches",
+}
 
 
 def write(folder: Path, benchmarks: Sequence[Benchmark]) -> list[Path]:
@@ -83,14 +93,19 @@ def _picture(benchmark: Benchmark) -> str:
 
 
 def longer(folder: Path) -> list[str]:
-    """A link to each page of `long/` in a folder, by its title."""
-    found = {path.name: path.read_text(encoding="utf-8") for path in sorted((folder / "long").glob("*.md"))}
-    return [f"[{text.partition(chr(10))[0].removeprefix('# ')}](long/{name})" for name, text in found.items()]
+    """Links to the pages of `long/` in a folder by their titles: a line for each thing that their scripts are about."""
+    found: dict[str, list[str]] = {about: [] for about in ABOUT.values()}
+    for path in sorted((folder / "long").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        script = SCRIPT.search(text)
+        title = text.partition("\n")[0].removeprefix("# ")
+        found[ABOUT[script[1] if script and script[1] in ABOUT else ""]].append(f"[{title}](long/{path.name})")
+    return [f"- {about}: {', '.join(links)}." for about, links in found.items() if links]
 
 
 def page(found: Results, more: Sequence[str] = ()) -> str:
-    """The page as text, with links to `more` pages; the same rows give the same text."""
-    further = [f"Measured by scripts of their own: {', '.join(more)}."] if more else []
+    """The page as text, with `more` lines of links to further pages; the same rows give the same text."""
+    further = ["Measured by scripts of their own:", "\n".join(more)] if more else []
     return "\n\n".join([INTRO, *further, *(part for each in found for part in _section(*each))]) + "\n"
 
 

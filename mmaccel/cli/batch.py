@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from .arguments import RUNS, whole
 from .command import Command
 from .model_arguments import add_model
 
-ABOUT = """Make many items with one model, accelerated. Each output appears once, and whole.
-
-INPUT is a folder of files ({files}), or a .jsonl or .parquet list with a row for each item. A row has `{field}`; it may
-have a `key`, which names its output (default: the number of the row), and options of its own, such as
-{options}. The same command again goes on where it was stopped, by whatever, and tries again what failed.
-"""
+ABOUT = "Make many items with one model, accelerated. Each output appears once, and whole."
+MORE = (
+    "INPUT is a folder of files ({files}), or a .jsonl or .parquet list with a row for each item. A row has `{field}`;"
+    " it may have a `key`, which names its output (default: the number of the row), and options of its own, such as"
+    " {options}. The same command again goes on where it was stopped, by whatever, and tries again what failed."
+)
+WIDTH = 78  # characters of a line: argparse wraps no description beside examples
 EXAMPLES = """examples:
   mmaccel batch image prompts.jsonl -o pictures
   mmaccel batch video prompts.jsonl -o clips --preset fast --baseline 3
@@ -62,7 +64,8 @@ def _about(batching: Batching) -> str:
     parser = argparse.ArgumentParser(add_help=False)
     batching.add_item(parser)
     options = ", ".join(f"`{name}`" for name in vars(parser.parse_args([]))) or "none here"
-    return ABOUT.format(field=batching.field, files=", ".join(batching.reads or (TEXT,)), options=options)
+    more = MORE.format(field=batching.field, files=", ".join(batching.reads or (TEXT,)), options=options)
+    return f"{ABOUT}\n\n{textwrap.fill(more, WIDTH, break_long_words=False, break_on_hyphens=False)}"
 
 
 def _add_places(parser: Any, endings: tuple[str, ...]) -> None:

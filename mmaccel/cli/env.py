@@ -29,6 +29,7 @@ def run_env(arguments: argparse.Namespace) -> None:
     for name, value in {**versions(), **machine()}.items():
         print(f"{name:<14}{value}")
     for place, choices in kept_choices.here().items():
+        place = place.replace(", 1 threads,", ", 1 thread,")
         for name, said in _grouped(choices).items():
             print(f"{'kernels':<14}{name}: {said} ({place})")
 

@@ -28,12 +28,13 @@ ROLE = re.compile(r":\w+:`~?(?:mmaccel\.)?([\w.]+)`")
 
 def add_parser(commands: Any) -> None:
     """Add `methods` and `presets` to the command line."""
+    names = ", ".join(modality.name for modality in modalities())
     for name, about, text in (
         ("methods", "list all methods, what they do and what their settings mean", methods_text),
         ("presets", "list the methods behind exact, balanced and fast, with their measured figures", presets_text),
     ):
         parser = commands.add_parser(name, help=about)
-        parser.add_argument("--modality", help="only those of one modality")
+        parser.add_argument("--modality", help=f"only those of one modality: {names}")
         parser.set_defaults(run=partial(run_list, text), loads_models=False)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import shutil
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -142,11 +144,12 @@ def described(header: dict[str, Any]) -> str:
     """
     machine = header["machine"]
     accelerator = "no accelerator" if machine["accelerator"] == "none" else machine["accelerator"]
-    of = f"{_threads(header['threads'])} of {machine['cores']} cores"
+    of = f"{in_threads(header['threads'])} of {machine['cores']} cores"
     return f"{machine['system']}, {machine['processor']}, {of}, {accelerator}"
 
 
-def _threads(count: int) -> str:
+def in_threads(count: int) -> str:
+    """A number of threads in words."""
     return "1 thread" if count == 1 else f"{count} threads"
 
 
@@ -165,7 +168,7 @@ def place(found: Mapping[str, Any]) -> str:
     >>> place({"machine": "AMD EPYC", "threads": 1, "date": "2026-11-22T08:00:00+00:00"})
     'AMD EPYC, 1 thread, 2026-11-22'
     """
-    return f"{found['machine']}, {_threads(found['threads'])}, {found['date'][:10]}"
+    return f"{found['machine']}, {in_threads(found['threads'])}, {found['date'][:10]}"
 
 
 def median(values: Iterable[float]) -> float:
@@ -173,11 +176,20 @@ def median(values: Iterable[float]) -> float:
 
 
 def aligned(lines: Iterable[Iterable[str]]) -> str:
-    """Lines of cells as columns for a terminal."""
+    """Lines of cells as columns, the first of them headings; one below the other where a terminal is too narrow."""
     cells = [list(line) for line in lines]
     widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
-    drawn = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
-    return "\n".join(line.rstrip() for line in drawn)
+    drawn = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    if sys.stdout.isatty() and max(map(len, drawn)) > shutil.get_terminal_size().columns:
+        headings, *others = cells
+        wide = max(map(len, headings))
+        drawn = [
+            cell if place == 0 else f"  {heading.ljust(wide)}  {cell}".rstrip()
+            for line in others
+            for place, (heading, cell) in enumerate(zip(headings, line, strict=True))
+            if cell
+        ]
+    return "\n".join(drawn)
 
 
 def called(row: dict[str, Any]) -> str:

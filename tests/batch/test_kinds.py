@@ -53,7 +53,7 @@ def test_pictures_are_those_of_run(batch, tmp_path):
     rows = {"prompt": "red heart", "seed": 3, "key": "a"}, {"prompt": "zeppelin"}, {"prompt": "red heart", "key": "c"}
     out, err, found = batch("image", listed(tmp_path, *rows), "--baseline", "1", "--seed", "5", code=1)
     assert list(found) == ["a.png", "c.png"] and "failed: 000002: tiny-janus does not know 'zeppelin'" in err
-    assert "x against" in out and "items made both ways: 1" in out and "2 of 3 items are in" in out
+    assert "x against" in out and "items made both ways: 1" in out and "2 of 3 finished, in" in out
     path = tmp_path / "run.png"
     assert cli.main(["run", "image", "red heart", "--seed", "5", "-o", str(path)]) == 0
     run, *both = (np.asarray(Image.open(one)) for one in (path, *found.values()))
@@ -63,7 +63,7 @@ def test_pictures_are_those_of_run(batch, tmp_path):
 def test_a_picture_that_the_plain_model_cannot_draw_is_kept_with_the_reason(batch, tmp_path):
     source = listed(tmp_path, {"prompt": "red heart", "key": "a"})
     out, _, found = batch("image", source, "--baseline", "1", "--guidance", "1")
-    assert list(found) == ["a.png"] and "1 of 1 items are in" in out
+    assert list(found) == ["a.png"] and "1 of 1 finished, in" in out
     assert "1 x not made without methods: guidance_scale=1" in out
 
 
@@ -73,7 +73,7 @@ def test_a_plain_run_without_memory_loses_no_picture(batch, tmp_path, monkeypatc
 
     monkeypatch.setattr(Work, "_plainly", no_memory)
     out, _, found = batch("image", listed(tmp_path, {"prompt": "red heart", "key": "a"}), "--baseline", "1")
-    assert list(found) == ["a.png"] and "1 of 1 items are in" in out
+    assert list(found) == ["a.png"] and "1 of 1 finished, in" in out
     assert "1 x not made without methods: RuntimeError: out of memory" in out
 
 
@@ -175,7 +175,7 @@ def test_another_plan_in_the_same_folder_is_refused(batch, tmp_path):
     _, err, _ = batch("image", source, "--method", "image.ZipAR:window=3", code=2)
     assert "holds outputs of another run (methods was" in err and len(err.splitlines()) == 1
     out, _, _ = batch("image", source, "--method", "image.ZipAR:window=2")
-    assert "1 of 1 items are in" in out and "1 of them before" in out
+    assert "1 of 1 finished, in" in out and "1 of them before" in out
 
 
 def test_the_help_of_each_kind_says_what_an_item_is(capsys):
@@ -184,7 +184,7 @@ def test_the_help_of_each_kind_says_what_an_item_is(capsys):
             if (batching := command.batching) is not None:
                 with pytest.raises(SystemExit):
                     cli.main(["batch", name, "--help"])
-                told = capsys.readouterr().out
+                told = " ".join(capsys.readouterr().out.split())  # however its lines are wrapped
                 assert f"A row has `{batching.field}`" in told and batching.writes[0] in told
 
 

@@ -281,6 +281,10 @@ def test_work_is_told_in_passes_and_else_in_keys():
     assert "0 instead of 8, 8.00x fewer" in str(Report(["x"], False, plain_forwards=8, wall_seconds=1.0))
     more = str(Report(["x"], True, forwards=10, plain_forwards=8, wall_seconds=1.0))
     assert "10 instead of 8, 1.25x as many" in more and "fewer" not in more
+    many = str(Report(["x"], True, forwards=128_000.4, plain_forwards=256_000, wall_seconds=1.0))
+    assert "128,000 instead of 256,000, 2.00x fewer" in many, "a batch of a thousand pictures makes so many"
+    seen = str(Report(["x"], False, visual_tokens=1000, plain_visual_tokens=20_000, wall_seconds=1.0))
+    assert "1,000 tokens instead of 20,000, 5.0%" in seen
     told = Report(["x", "y"], False, wall_seconds=1.0, warnings=["why"])
     assert str(told).startswith("x, y: lossy\n") and str(told).endswith("warning     why") and "engage" not in str(told)
     assert "engage" not in str(Report(["x"], True, wall_seconds=1.0, engaged=True))

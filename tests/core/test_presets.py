@@ -154,6 +154,14 @@ def test_the_command_lists_them(capsys):
     assert "measured on tiny-janus" in capsys.readouterr().out
 
 
+def test_a_plan_without_methods_is_of_a_preset_that_the_model_has(capsys):
+    """Nobody asked for the exact one, which models that are shown clips do not have."""
+    assert cli.main(["plan", "--model", "tiny-onevision"]) == 0
+    assert "\n    balanced: " in capsys.readouterr().out
+    assert cli.main(["plan", "--model", "tiny-onevision", "--preset", "exact"]) == 2
+    assert "no preset 'exact'" in capsys.readouterr().err
+
+
 def test_the_list_fits_the_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for modality in ("image", "video", "vlm"):

@@ -100,7 +100,7 @@ def test_only_what_is_wanted_is_drawn(tmp_path, monkeypatch, capsys):
 def test_the_clip_of_fewer_steps_has_its_measured_gain(monkeypatch):
     rows = [{"label": "20 steps", "speedup": 2}, {"speedup": 3}, {"label": "10 steps", "speedup": 4}]
     monkeypatch.setattr(results, "load", lambda path: {"rows": rows})
-    assert video_comparison.fewer_speedup() == 4
+    assert video_comparison.speedups()["fewer"] == "4.0x"
 
 
 def test_clips_of_one_prompt_start_from_one_noise(monkeypatch):
@@ -110,11 +110,10 @@ def test_clips_of_one_prompt_start_from_one_noise(monkeypatch):
         asked.append((prompt, num_inference_steps, output_type, generator.initial_seed()))
         return types.SimpleNamespace(frames=[f"clip {len(asked)}"])
 
-    preset = types.SimpleNamespace(row={"speedup": 2.04})
-    monkeypatch.setattr(video_comparison, "presets_of", lambda *_: {"fast": preset})
+    monkeypatch.setattr(video_comparison, "presets_of", lambda *_: ["fast"])
     monkeypatch.setattr(video_comparison.mmaccel, "accelerate", lambda pipe, preset: nullcontext(pipe))
     monkeypatch.setattr(video_comparison.quality, "psnr", lambda plain, clip: {"clip 2": 30, "clip 3": 20}[clip])
-    monkeypatch.setattr(video_comparison, "fewer_speedup", lambda: 4.0)
+    monkeypatch.setattr(video_comparison, "speedups", lambda: {"fast": "2.0x", "fewer": "4.0x"})
     steps = video_comparison.STEPS
     assert video_comparison.filmed(film, scene) == [
         ("clip 1", f"plain, {steps} steps: a rocket"),

@@ -449,6 +449,25 @@ def test_lists_are_as_wide_as_the_terminal(monkeypatch, capsys):
     assert cli.main(["methods", "--modality", "imag"]) == 2 and "image" in capsys.readouterr().err
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_table_is_read_downwards_where_a_terminal_is_too_narrow(monkeypatch):
+    lines = [["", "seconds", "speed-up"], ["plain", "2.1 (2 to 2.2)", ""], ["video.EasyCache()", "1.1", "1.91x"]]
+    wide = results.aligned(lines)
+    assert wide.splitlines()[1:] == ["plain              2.1 (2 to 2.2)", "video.EasyCache()  1.1             1.91x"]
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "80")
+    assert results.aligned(lines) == wide
+    monkeypatch.setenv("COLUMNS", "40")
+    assert results.aligned(lines).splitlines() == [
+        *("plain", "  seconds   2.1 (2 to 2.2)"),
+        *("video.EasyCache()", "  seconds   1.1", "  speed-up  1.91x"),
+    ]
+
+
 @pytest.mark.parametrize("dtype", (None, "float16", "bfloat16"))
 @pytest.mark.parametrize("inside", (False, True), ids=("model", "pipeline"))
 def test_float16_weights_on_a_cpu_are_told(monkeypatch, capsys, dtype, inside):

@@ -3,13 +3,14 @@
 import re
 
 import pytest
+from PIL import Image
 from reader import ROOT
 
 from mmaccel.bench import index
 from mmaccel.bench.pages import committed
 from mmaccel.cli.bench import all_benchmarks
 from mmaccel.comparison import results
-from mmaccel.demos.pages import readme_figures
+from mmaccel.demos.pages import comparison, readme_figures, video_comparison
 from mmaccel.image.bench import page as image_page
 from mmaccel.tuning.curve import NEAR
 from mmaccel.vlm.bench.text import MODES, NEW
@@ -50,6 +51,15 @@ def test_the_readme_writes_text_as_its_figure_was_measured():
     assert "x** greedy on" in block.partition("<!-- end -->")[0] and MODES[0].sampling == {"do_sample": False}
     assert f"max_new_tokens={NEW}, do_sample=False)" in snippet and "Summarize" in snippet
     assert any(task.kind == "summary" and task.prompt.startswith("Summarize") for task in tasks(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "script"),
+    (("comparison", comparison), ("video_comparison", video_comparison), ("video_comparisons", video_comparison)),
+)
+def test_the_pictures_tell_the_speed_ups_of_the_rows(name, script):
+    with Image.open(ROOT / "docs" / f"{name}.png") as picture:
+        assert picture.text["speed-ups"].split() == list(script.speedups().values()), f"run {script.__name__}"
 
 
 def test_the_readme_has_no_figure_that_is_typed():

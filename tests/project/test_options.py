@@ -42,6 +42,15 @@ PARSERS = dict(parsers(cli.build_parser()))
 EVERY = [(path, option) for path, parser in PARSERS.items() for option in options(parser)]
 
 
+def test_help_tells_every_default_and_fits_a_terminal():
+    """A description that is not wrapped by argparse is by its command."""
+    for path, parser in PARSERS.items():
+        for action in parser._actions:
+            if action.default not in (None, False, "", [], argparse.SUPPRESS):
+                assert "default" in action.help, f"{path} {action.dest}={action.default}"
+        assert all(len(line) <= 100 for line in (parser.description or "").splitlines()), path
+
+
 @pytest.fixture(scope="module")
 def once():
     """What arrived of command lines, by their words: most are the usual ones of a command."""

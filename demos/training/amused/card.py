@@ -42,7 +42,7 @@ It exists to test and measure acceleration without a download; it is no general 
   with the masks of the training.
 - **State**: backgrounds, places and colours are right and most things recognisable, with rough outlines; details are
   often wrong. The loss still falls: the recipe goes on where it stopped, and more minutes mend it.
-- **Time**: {seconds:.2f} s for a picture of 12 steps on {threads} threads, float32.
+- **Time**: {seconds:.2f} s for a picture of 12 steps on {threads}, float32.
 - **Licence**: Apache-2.0, as the package.
 """
 

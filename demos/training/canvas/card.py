@@ -42,7 +42,7 @@ download; it is no general model.
   from the weights of `tiny-onevision`; seed {seed}, {minutes:g} minutes on 2 cores with bfloat16 arithmetic,
   {steps:,} steps of 24 pictures.
   In the first 5 of these minutes a block did not see the few visual tokens that it holds itself.
-- **Time**: {seconds:.2f} s for a list at one token a step without a cache, on {threads} threads, float32.
+- **Time**: {seconds:.2f} s for a list at one token a step without a cache, on {threads}, float32.
 - **Limits**: one question, and pictures of this world alone, each shown as a clip of one frame.
 - **Licence**: Apache-2.0, as the package.
 """

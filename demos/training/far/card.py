@@ -37,7 +37,7 @@ It exists to test and measure acceleration without a download; it is no general 
   begins with the weights of `tiny-wan`, and {small_steps:,} for the smaller.
 - **Held-out loss**: {loss} and {small_loss}, the mean squared error of the velocity behind clean blocks, on scenes
   never trained on.
-- **Time**: {seconds:.0f} s for a clip of 20 steps with guidance on {threads} threads, float32.
+- **Time**: {seconds:.0f} s for a clip of 20 steps with guidance on {threads}, float32.
 - **Limits**: blocks of other than four latent frames leave tiles of the attention half filled, and diffusers lets the
   rest of a tile take part in it: clips then look a little different.
 - **Licence**: Apache-2.0, as the package.

@@ -59,7 +59,7 @@ It exists to test and measure acceleration without a download; it is no general 
   68 minutes of the language model without the softening of scores, and what things they mean was not told at words, so
   that questions about several things were guessed; the whole recipe from the start should need less. Only the last 34
   minutes showed things unevenly, and only these ended half way to the weights before.
-- **Time**: {seconds:.2f} s for an answer on {threads} threads, float32.
+- **Time**: {seconds:.2f} s for an answer on {threads}, float32.
 - **Limits**: one question at a time, in the chat template; pictures alone and other frame counts than 4 to 32 were not
   trained.
 - **Licence**: Apache-2.0, as the package.

@@ -39,7 +39,7 @@ tables, and figures with captions. It exists to test and measure acceleration wi
 - **Recipe**: `python -m mmaccel.demos.training.reader.train --output runs/tiny-reader --minutes {minutes:g}`,
   from nothing; seed {seed}, {minutes:g} minutes on a shared core with bfloat16 arithmetic, {steps:,} steps. It begins
   with lone lines and regions, and one head of the decoder is taught to look at the letter that comes next.
-- **Time**: {seconds:.2f} s for a page of {tokens} tokens, on {threads} threads, float32.
+- **Time**: {seconds:.2f} s for a page of {tokens} tokens, on {threads}, float32.
 - **Limits**: one face on one grid, one column, Latin letters without accents.
 - **Licence**: Apache-2.0, as the package.
 """

@@ -41,7 +41,7 @@ It exists to test and measure acceleration without a download; it is no general 
   encoder {minutes:g} minutes, {steps:,} steps of {batch} clips out of {pool:,}, on 2 cores with bfloat16 arithmetic.
 - **Held-out loss**: {held_out_loss}, the mean squared error of the velocity, without guidance, on scenes never trained
   on; the autoencoder's clips have {vae_psnr} dB there.
-- **Time**: {seconds:.1f} s for a clip of 40 steps with guidance on {threads} threads, float32.
+- **Time**: {seconds:.1f} s for a clip of 40 steps with guidance on {threads}, float32.
 - **Limits**: keep `max_sequence_length=16`, its default here: Wan attends to the padding behind a prompt, and the
   model has seen no other length. Three things, or one thing twice, are outside its world.
 - **Licence**: Apache-2.0, as the package.

@@ -100,7 +100,7 @@ def entry(label: str, run: Run) -> Entry:
 
 
 INTRO = """
-Measured by `mmaccel bench kernels` on {place}: every op against torch's own way, in one alternating
+Measured by `mmaccel bench kernels --full` on {place}: every op against torch's own way, in one alternating
 run of medians.
 Other processors have other ratios, so that three choices are made by measuring, in a quiet moment, and kept for each
 processor (`mmaccel env` shows them): from which density on dense attention is faster than block-sparse, in which of
