@@ -76,10 +76,10 @@ def on_white(picture: Image.Image) -> Image.Image:
 def _of_eight_bits(picture: Image.Image) -> Image.Image:
     """A grey picture of 16 bits, as scans are, by its higher ones: PIL shows all above 255 as white."""
     whole = picture.convert("I")
-    if picture.mode != "I" or whole.getextrema()[1] > 255:
-        whole = whole.point(lambda value: value * (1 / 256))
-    whole.info.pop("transparency", None)  # a shade of 16 bits
-    return whole.convert("L")
+    higher = whole.point(lambda value: value * (1 / 256))
+    grey = whole if picture.mode == "I" and higher.getbbox() is None else higher  # 32 bits may hold 8
+    grey.info.pop("transparency", None)  # a shade of 16 bits
+    return grey.convert("L")
 
 
 def check_format(path: str | Path) -> None:
