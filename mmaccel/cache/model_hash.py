@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ def model_hash(model: Any) -> str:
     All bits of parameters and buffers are looked at once, and again where torch counts a change; 256 values of each, at
     even distances, every time, which takes milliseconds and shows what torch does not count, such as a merge into
     `weight.data`. What modules keep in ways of their own, such as packed weights of quantised ones, is looked at once.
-    Hooks of others on its layers and other parts count with their code and what they carry, and so does the type of
-    `torch.autocast`; not plain attributes of modules that are set after the model was built.
+    Hooks of others on its layers and other parts count with their code and what they carry, and so do the type of
+    `torch.autocast` and another attention than SDPA, by its name; not plain attributes of modules that are set after
+    the model was built.
 
     Raises
     ------
@@ -51,6 +52,9 @@ def model_hash(model: Any) -> str:
             total.update(_own_state(module))
         if hasattr(module, ADAPTERS[0]):
             total.update(f"{name} {[getattr(module, key, None) for key in ADAPTERS]}".encode())
+    asked = {private.attention_name(private.plain_config(module.config)) for module in _attending(model)}
+    if others := asked - {"sdpa"}:
+        total.update(f"attention {sorted(map(str, others))}".encode())
     kind = model.device.type
     if torch.is_autocast_enabled(kind):
         total.update(f"autocast {torch.get_autocast_dtype(kind)}".encode())
@@ -59,6 +63,13 @@ def model_hash(model: Any) -> str:
     for device in dict.fromkeys(sample.device for sample in samples):  # to read each by itself would wait for each
         total.update(tensor_bytes_of(torch.cat([sample for sample in samples if sample.device == device])))
     return total.hexdigest()
+
+
+def _attending(model: Any) -> Iterator[Any]:
+    """The modules whose attention goes by a name in their configuration."""
+    for module in model.modules():
+        if private.uses_attention_interface(module) and hasattr(module, "config"):
+            yield module
 
 
 # Of each weight: where its values lay, torch's count of its changes, and the hash of all of them.

@@ -65,10 +65,21 @@ def on_white(picture: Image.Image) -> Image.Image:
     >>> on_white(Image.new("RGBA", (1, 1))).getpixel((0, 0))
     (255, 255, 255)
     """
+    if picture.mode.startswith("I"):
+        picture = _of_eight_bits(picture)
     if (picture.mode != "P" or picture.palette) and picture.has_transparency_data:  # a file may have no palette
         ground = Image.new("RGBA", picture.size, "white")
         picture = Image.alpha_composite(ground, picture.convert("RGBA"))
     return picture.convert("RGB")
+
+
+def _of_eight_bits(picture: Image.Image) -> Image.Image:
+    """A grey picture of 16 bits, as scans are, by its higher ones: PIL shows all above 255 as white."""
+    whole = picture.convert("I")
+    higher = whole.point(lambda value: value * (1 / 256))
+    grey = whole if picture.mode == "I" and higher.getbbox() is None else higher  # 32 bits may hold 8
+    grey.info.pop("transparency", None)  # a shade of 16 bits
+    return grey.convert("L")
 
 
 def check_format(path: str | Path) -> None:

@@ -80,7 +80,8 @@ class OnevisionProcessor:
         Raises
         ------
         PromptError
-            If placeholders and pictures or videos are not equally many, or videos differ in length.
+            If placeholders and pictures or videos are not equally many, videos differ in length, or values that are no
+            uint8 go far above 1.
         """
         if text is None:
             raise PromptError("say what to ask: processor(videos=[frames], text='what moves up?')")
@@ -183,6 +184,7 @@ class OnevisionProcessor:
 
 
 _KINDS = ("image", "video")
+BRIGHTEST = 2.0  # of floats: resizing leaves some a little above 1
 
 
 def _listed(given: Any, single: int) -> list[Any]:
@@ -211,5 +213,9 @@ def _pil(picture: Any) -> Image.Image:
     if pixels.shape[-1] != 3 and pixels.shape[0] == 3:
         pixels = pixels.transpose(1, 2, 0)
     if pixels.dtype != np.uint8:
+        if pixels.max(initial=0) > BRIGHTEST:
+            raise PromptError(
+                f"a picture of {pixels.dtype} goes up to {pixels.max():g}: give uint8, or floats in [0, 1]"
+            )
         pixels = (pixels.astype(np.float32).clip(0, 1) * 255).round().astype(np.uint8)
     return Image.fromarray(pixels)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+import mmaccel
+from mmaccel import vlm
 from mmaccel.cache.hook_state import why_incomparable
 from mmaccel.cache.model_hash import model_hash
 from mmaccel.vlm import examples
@@ -175,6 +177,17 @@ def test_what_changes_the_keys_of_a_model_makes_another_one(model: torch.nn.Modu
     counting = model.register_forward_hook(lambda *_: None)  # sees the whole model, and changes no part of it
     assert model_hash(model) == before
     counting.remove()
+
+
+def test_another_attention_makes_another_model(model: torch.nn.Module) -> None:
+    """That of a kernel may round, or leave out, what others do not."""
+    before = model_hash(model)
+    model.set_attn_implementation("eager")
+    assert model_hash(model) != before
+    model.set_attn_implementation("sdpa")
+    assert model_hash(model) == before
+    with mmaccel.accelerate(model, vlm.SparsePrefill()):  # which goes through another one only within its own calls
+        assert model_hash(model) == before
 
 
 @pytest.mark.parametrize("fused", (False, True))

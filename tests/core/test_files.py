@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -27,6 +28,23 @@ def picture(width, height, colour=RED):
 def test_pictures_are_enlarged_by_a_whole_factor_or_left_as_they_are():
     sizes = {(64, 32): (256, 128), (100, 10): (300, 30), (256, 8): (256, 8), (300, 1): (300, 1)}
     assert {size: pictures.enlarged(picture(*size)).size for size in sizes} == sizes
+
+
+@pytest.mark.parametrize("mode", ("I;16", "I;16B", "I"))
+def test_grey_of_16_bits_is_no_white_page(tmp_path, mode):
+    """As scans have it: PIL itself shows all above 255 as white."""
+    ramp = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
+    if mode == "I;16":
+        Image.fromarray(ramp).save(tmp_path / "scan.png")
+        read = pictures.read_picture(tmp_path / "scan.png")
+    else:
+        read = pictures.on_white(Image.fromarray(ramp.astype({"I": np.int32, "I;16B": ">u2"}[mode])))
+    assert np.array_equal(np.asarray(read), np.repeat((ramp >> 8)[..., None], 3, 2))
+
+
+def test_whole_numbers_of_8_bits_stay_as_they_are():
+    grey = np.arange(256, dtype=np.int32).reshape(16, 16)
+    assert np.array_equal(np.asarray(pictures.on_white(Image.fromarray(grey)))[..., 0], grey)
 
 
 def test_a_sheet_fills_rows_and_leaves_gaps():

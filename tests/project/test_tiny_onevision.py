@@ -285,6 +285,14 @@ def test_pixels_of_every_kind_become_a_picture_in_rgb():
     assert np.asarray(frames_module._pil(square))[0].min() == 9, "the last axis is that of colours where both could be"
 
 
+@pytest.mark.parametrize("kind", (np.float32, np.int64, np.uint16))
+def test_pixels_to_255_of_another_kind_are_no_white_picture(kind):
+    pixels = np.array([[[0, 51, 255]]], kind)
+    for given in (pixels, torch.from_numpy(pixels.astype(np.int64)).float()):
+        with pytest.raises(PromptError, match=r"goes up to 255: give uint8, or floats in \[0, 1\]"):
+            frames_module._pil(given)
+
+
 def test_one_or_several_of_everything():
     one = np.zeros((4, 4, 3), np.uint8)
     listed = frames_module._listed

@@ -8,7 +8,18 @@ from reads import Reads
 
 from mmaccel.errors import SettingError
 from mmaccel.registry import methods
-from mmaccel.vlm import CompressKV, DyCoke, EarlyTom, FastVID, HoliTom, IDPruner, SelectKV, VidCom2, VisionZip
+from mmaccel.vlm import (
+    CompressKV,
+    DyCoke,
+    EarlyTom,
+    FastVID,
+    HoliTom,
+    IDPruner,
+    SelectKV,
+    StreamingCompression,
+    VidCom2,
+    VisionZip,
+)
 from mmaccel.vlm.pruning.compressor import VISUAL_FAMILIES, Compressor
 from mmaccel.vlm.pruning.early_tom import plan_merges, running_segments, top_of_stretches
 from mmaccel.vlm.pruning.segments import apportion
@@ -146,8 +157,9 @@ def test_early_tom_merges_frames_by_its_own_settings():
         merges = plan_merges(x, method.tau, method.window, method.ema)
         assert torch.equal(merged, merges.apply(x)) and torch.equal(first, merges.first)
         ends = running_segments(x, method.tau, method.window, method.ema)
-        scores = torch.ones(6, 1)
-        assert EarlyTom(keep=0.5, **settings).compress(x, scores).anchor_index.tolist() == sorted(
+        kept = EarlyTom(keep=0.75, **settings).compress(x.expand(-1, 2, -1), torch.ones(6, 2))  # one each, and 3 more
+        counts = (kept.anchor_index // 2).bincount(minlength=6)
+        assert len(kept.tokens) == 9 and (counts == 2).nonzero().flatten().tolist() == sorted(
             sorted(range(6), key=lambda frame, ends=ends: frame not in {f for end in ends for f in end})[:3]
         )
 
@@ -210,6 +222,17 @@ def test_apportion():
         assert sum(given) == min(total, sum(room)) and all(0 <= g <= r for g, r in zip(given, room, strict=True))
         for i in range(count):  # nobody below its share, but for rounding
             assert given[i] >= min(room[i], math.floor(total * weights[i] / sum(weights)))
+
+
+@pytest.mark.parametrize("cls", (EarlyTom, FastVID, StreamingCompression, VidCom2, VisionZip))
+@pytest.mark.parametrize("tokens", (1, 5, 11, 31))
+def test_where_there_are_fewer_tokens_than_frames_the_end_of_a_video_is_seen_too(cls, tokens):
+    draw = torch.Generator().manual_seed(0)
+    still = torch.randn(1, 9, 8, generator=draw).expand(32, -1, -1)
+    shown = cls(keep=None, tokens=tokens).compress(still, torch.rand(32, 9, generator=draw)).anchor_index // 9
+    assert len(shown) == len(shown.unique()) == tokens
+    gaps = torch.cat([shown, torch.tensor([32])]).diff()
+    assert int(gaps.max()) <= 2 * -(-32 // tokens), shown.tolist()
 
 
 # Plain readings of the formulas, in lists of floats.
@@ -318,7 +341,7 @@ def test_dycoke(frames):
 def test_dycoke_on_a_small_budget():
     x, *_ = video(0, 8, 10)
     kept = DyCoke(keep=0.2).compress(x).anchor_index  # two first frames do not fit into 16, one does
-    assert (kept // 10).bincount(minlength=8).tolist() == [10, 1, 1, 1, 1, 1, 1, 0]
+    assert (kept // 10).bincount(minlength=8).tolist() == [10, 1, 0, 1, 1, 1, 1, 1]  # the last is seen
     like = [torch.cosine_similarity(x[4, i], x[0, i], dim=0).item() for i in range(10)]
     assert kept[kept // 10 == 4].tolist() == [40 + like.index(min(like))]
     assert DyCoke(keep=None, tokens=4).compress(x).anchor_index.tolist() == [0, 2, 5, 7]

@@ -441,6 +441,22 @@ def test_a_frame_larger_than_the_memory_is_kept_alone():
     assert [frame.number for frame in memory.frames] == [1]
 
 
+@pytest.mark.parametrize("policy", ("peak_end", "budget"))
+def test_a_memory_of_less_than_two_frames_holds_the_newest(policy):
+    """The first one is the newest by itself: there is nothing before it that it could be like."""
+    memory = TokenMemory(7, policy)
+    for number in range(3):
+        memory.add(FrameTokens(number, torch.zeros(4, 2), novelty=-float(number)))
+    assert [frame.number for frame in memory.frames] == [2]
+
+
+def test_a_prompt_has_no_more_tokens_of_a_frame_than_the_memory(parts):
+    stream = vlm.VideoStream(*parts, vlm.StreamingCompression(keep=1.0), memory=10)
+    stream.push(frames(3))
+    assert stream.stats.tokens == 10 and stream.memory.frames[-1].number == 2
+    assert len(stream._cache.read().layers[0].keys[0, 0]) == len(stream._cache)
+
+
 # The tower
 
 
@@ -772,6 +788,21 @@ def test_news_is_an_answer_that_fits_less_and_less(parts, monkeypatch):
     assert not stream.has_news("what moves up?", "pizza"), "a new answer is the new reference"
     fits = iter([9.0])
     assert not stream.has_news("how many?", "pizza"), "and so is that of another question"
+
+
+def test_an_answer_to_a_watched_question_is_held_against_the_time_when_it_was_given(parts, monkeypatch):
+    """And not against the next look at it, when the scene may be another one already."""
+    stream = vlm.VideoStream(*parts)
+    stream.push(frames(2))
+    fits = iter([2.0, 9.0, 3.0, 9.0])
+    monkeypatch.setattr(stream, "perplexity", lambda question, answer: next(fits))
+    assert not stream.has_news("what moves up?", "rocket")
+    assert stream.has_news("what moves up?", "rocket")
+    answer = stream.ask("what moves up?", max_new_tokens=3)
+    assert answer and stream.gate.reference == 3.0
+    assert stream.has_news("what moves up?", answer)
+    stream.ask("how many?", max_new_tokens=3)  # which nobody watches
+    assert next(fits, None) is None
 
 
 def test_history_starts_with_the_frame_alone():

@@ -15,7 +15,7 @@ from .compressed import Compressed, attention, chosen, top
 from .compressor import CACHE_METHODS, Compressor
 from .inner import late_merging
 from .row import Cut
-from .segments import Segment, cut_after
+from .segments import Segment, cut_after, evenly
 
 
 @register("vlm")
@@ -118,7 +118,11 @@ class EarlyTom(Compressor):
         frames, length, _ = features.shape
         ends = {end for segment in running_segments(features, self.tau, self.window, self.ema) for end in segment}
         each, spare = divmod(self.count(frames * length), frames)
-        more = set(sorted(range(frames), key=lambda frame: frame not in ends)[:spare])
+        others = [frame for frame in range(frames) if frame not in ends]
+        if each:
+            more = {*[*sorted(ends), *others][:spare]}
+        else:
+            more = {*evenly(sorted(ends), spare), *evenly(others, max(0, spare - len(ends)))}
         kept = []
         for frame in range(frames):
             choose = top if frame in ends else top_of_stretches

@@ -89,12 +89,13 @@ def cut_after(cuts: Sequence[int], frames: int) -> list[Segment]:
 def apportion(weights: Sequence[float], total: int, room: Sequence[int]) -> list[int]:
     """Share `total` in proportion to positive weights, in whole numbers, none above its room.
 
-    Largest remainders, ties by index. What does not fit anywhere is left over.
+    Largest remainders, ties by index; where there are fewer than weights, ties are spread evenly, so that equal frames
+    at the end of a video do not all go without. What does not fit anywhere is left over.
 
     Examples
     --------
-    >>> apportion([1, 1, 2], 9, [9, 9, 3])
-    [3, 3, 3]
+    >>> apportion([1, 1, 2], 9, [9, 9, 3]), apportion([1] * 6, 3, [9] * 6)
+    ([3, 3, 3], [1, 0, 1, 0, 1, 0])
     """
     counts, free, left = list(room), list(range(len(room))), min(total, sum(room))
     share: dict[int, float] = {}
@@ -109,6 +110,18 @@ def apportion(weights: Sequence[float], total: int, room: Sequence[int]) -> list
     for i in free:
         counts[i] = math.floor(share[i])
     spare = left - sum(counts[i] for i in free)
-    for i in sorted(free, key=lambda i: counts[i] - share[i])[:spare]:
+    first = {*evenly(free, spare)} if total < len(room) else {*free}
+    for i in sorted(free, key=lambda i: (counts[i] - share[i], i not in first))[:spare]:
         counts[i] += 1
     return counts
+
+
+def evenly(places: Sequence[int], count: int) -> list[int]:
+    """`count` of some places at even distances, or all where there are no more.
+
+    Examples
+    --------
+    >>> evenly(range(10), 3)
+    [0, 4, 7]
+    """
+    return [place for number, place in enumerate(places) if number * count % len(places) < count]

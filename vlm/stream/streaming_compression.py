@@ -13,6 +13,7 @@ from mmaccel.registry import register
 
 from ..pruning.compressed import Compressed, chosen, top
 from ..pruning.compressor import Compressor
+from ..pruning.segments import apportion
 from ..pruning.vidcom2 import closeness
 
 
@@ -68,10 +69,10 @@ class StreamingCompression(Compressor):
     def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         frames, cells = features.shape[:2]
         history = History()
-        each, spare = divmod(self.count(frames * cells), frames)
+        counts = apportion([1] * frames, self.count(frames * cells), [cells] * frames)
         index = []
-        for number, frame in enumerate(features):
-            kept, _ = history.take(frame, each + (number < spare))
+        for number, (frame, count) in enumerate(zip(features, counts, strict=True)):
+            kept, _ = history.take(frame, count)
             index.append(number * cells + kept)
         return chosen(features, torch.cat(index))
 

@@ -72,7 +72,8 @@ class TokenMemory:
         """Which frame of the older ones goes."""
         if self.policy == "window":
             return 0
-        older, held = len(self.frames), 0
+        older = len(self.frames) - 1  # the newest stays, however large it is
+        held = len(self.frames[older].tokens)
         while older > 1 and held + len(self.frames[older - 1].tokens) <= RECENT * self.limit:
             older -= 1
             held += len(self.frames[older].tokens)

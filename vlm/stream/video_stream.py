@@ -174,7 +174,7 @@ class VideoStream:
             self._count(frames.shape[0] * frames.shape[1])
 
     def _remember(self, features: torch.Tensor) -> None:
-        kept, novelty = self.history.take(features, self.method.count(len(features)))
+        kept, novelty = self.history.take(features, min(self.method.count(len(features)), self.memory.limit))
         frame = FrameTokens(self.stats.frames, features[kept], float(novelty.mean()))
         self.memory.add(frame)
         self._waiting.append(frame)
@@ -222,9 +222,8 @@ class VideoStream:
         check_answer(self.model, more)
         config = more.get("generation_config")
         bounded = config is not None and (config.max_new_tokens or config.max_length)
-        if max_new_tokens is None and not bounded:
-            max_new_tokens = LONGEST
-        length = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+        longest = LONGEST if max_new_tokens is None and not bounded else max_new_tokens
+        length = {} if longest is None else {"max_new_tokens": longest}
         more = {**({} if config else {"do_sample": False}), **length, **more}
         with pass_lock(self.model):
             ids, embeds, cache = self._prompt(question)
@@ -232,13 +231,17 @@ class VideoStream:
             prompt = {"input_ids": ids, "inputs_embeds": embeds, "attention_mask": torch.ones_like(ids)}
             give_cache(self.model, more, cache)
             tokens = self.model.generate(**prompt, **more)
-        return str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
+            answer = str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
+            if answer and question == self._watched[0]:
+                self._watched = question, answer
+                self.gate.answered(self.perplexity(question, answer))
+        return answer
 
     def has_news(self, question: str, answer: str) -> bool:
         """Whether it is time to answer a question again: the last answer no longer fits what is seen (LiveStar, 2025).
 
-        True once for each answer that has become less likely than when it was given, see
-        :class:`~mmaccel.vlm.ResponseGate`. One forward pass, no decoding.
+        True once for each answer that has become less likely than when it was given (the first to a question: than when
+        this was first called, which is False). One forward pass, no decoding, and one more at each answer that follows.
 
         Examples
         --------
@@ -260,12 +263,11 @@ class VideoStream:
             raise PromptError("the answer is empty: give what stream.ask returned")
         with pass_lock(self.model):
             ids, embeds, cache = self._prompt(question)
-            words = words.to(ids)
-            both = torch.cat([embeds, self.model.get_input_embeddings()(words)], 1)
+            both = torch.cat([embeds, self.model.get_input_embeddings()(words.to(ids))], 1)
             known = cache.get_seq_length()
             output = self.model(inputs_embeds=both[:, known:], **cached(cache))
         logits = output.logits[0, ids.shape[1] - 1 - known : -1]
-        return float(torch.nn.functional.cross_entropy(logits.float(), words[0]).exp())
+        return float(torch.nn.functional.cross_entropy(logits.float(), words[0].to(logits.device)).exp())
 
     def _words(self, question: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids `[1, L]` of the conversation before and after the video."""
