@@ -70,11 +70,11 @@ def from_hub(model: str, dtype: torch.dtype | None) -> tuple[Any, Any]:
             ours: dict[str, Any] = {"attn_implementation": "sdpa", "trust_remote_code": False}
             target = load_pretrained(AutoModelForImageTextToText, model, dtype, **ours)
         getattr(processor, "tokenizer", processor).padding_side = "left"  # answers of a batch follow their prompts
+    except (MissingExtraError, WeightsError):
+        raise
     except ImportError as error:
         advice = "" if importlib.util.find_spec("torchvision") else ": pip install torchvision"
         raise MissingExtraError(f"the processor of {model} needs more{advice} ({error})") from error
-    except WeightsError:
-        raise
     except (OSError, ValueError) as error:
         raise UnsupportedTargetError(
             f"{model!r} is not a vision-language model: give a zoo name ({', '.join(own)}), hub id or folder"

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..errors import UnsupportedTargetError, WeightsError, unknown_name
+from ..errors import MissingExtraError, UnsupportedTargetError, WeightsError, unknown_name
 
 # How transformers and diffusers, which raise nothing of their own here, begin to say that a file is damaged or foreign.
 _DAMAGED = "Unable to load weights"
 _FOREIGN = "Cannot load", "Error(s) in loading", "You set `ignore_mismatched_sizes`", "We encountered some issues"
+_NO_GPU = "No GPU"  # how both begin to say that quantized weights need one
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # by their names in safetensors
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -57,6 +58,19 @@ def no_foreign_code(source: str | Path) -> Iterator[None]:
             sys.stdin = terminal
 
 
+@contextmanager
+def _on_this_machine(source: str | Path) -> Iterator[None]:
+    """Load weights in this block, and say in a line what quantized ones lack here."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f"the weights in {source} need a package that is not here ({error})") from error
+    except RuntimeError as error:
+        if not str(error).startswith(_NO_GPU):
+            raise
+        raise UnsupportedTargetError(f"the weights in {source} cannot be loaded on this machine: {error}") from error
+
+
 def load_pretrained(
     cls: Any, source: str | Path, dtype: torch.dtype | None = None, unread: tuple[str, ...] = (), **options: Any
 ) -> Any:
@@ -68,11 +82,14 @@ def load_pretrained(
     ------
     WeightsError
         If the file is truncated, or tensors are missing or of the wrong shape.
+    MissingExtraError, UnsupportedTargetError
+        If they are quantized, and need a package or a GPU that is not here.
     """
     try:
-        model, info = cls.from_pretrained(
-            source, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True, **options
-        )
+        with _on_this_machine(source):
+            model, info = cls.from_pretrained(
+                source, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True, **options
+            )
     except (SafetensorError, EOFError) as error:
         raise _damaged(source, error) from error
     except OSError as error:
@@ -107,7 +124,9 @@ def load_pipeline(source: str, dtype: torch.dtype | None = None) -> Any:
     Raises
     ------
     UnsupportedTargetError
-        If it needs Python code of its own.
+        If it needs Python code of its own, or a GPU for quantized weights.
+    MissingExtraError
+        If quantized weights need a package that is not here.
     WeightsError
         If the weights of a part are damaged, or those of a text encoder are missing.
     """
@@ -118,7 +137,8 @@ def load_pipeline(source: str, dtype: torch.dtype | None = None) -> Any:
         folder = Path(source if Path(source).is_dir() else DiffusionPipeline.download(source, **safe))
         dtype = dtype or stored_dtype(folder)
         try:
-            return DiffusionPipeline.from_pretrained(source, dtype=dtype, **safe, **_of_transformers(folder, dtype))
+            with _on_this_machine(source):
+                return DiffusionPipeline.from_pretrained(source, dtype=dtype, **safe, **_of_transformers(folder, dtype))
         except SafetensorError as error:
             raise _damaged(source, error) from error
 
@@ -150,7 +170,10 @@ def _of_transformers(folder: Path, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """The dtype of most tensors of the denoiser in a pipeline's folder; float32 where it is not to be seen."""
+    """The dtype of most parameters of the denoiser in a pipeline's folder; float32 where it is not to be seen.
+
+    Scales and tables beside quantized ones, which most often are float32, do not count.
+    """
     found = [
         file
         for part in ("transformer", "unet", "prior")
@@ -161,5 +184,6 @@ def stored_dtype(folder: Path) -> torch.dtype:
     with suppress(SafetensorError):  # whoever loads a damaged file says so
         for file in found[:1]:
             with safe_open(file, "pt") as weights:
-                stored.update(weights.get_slice(name).get_dtype() for name in weights.offset_keys())
+                named = [name for name in weights.offset_keys() if name.endswith((".weight", ".bias"))]
+                stored.update(weights.get_slice(name).get_dtype() for name in named)
     return _DTYPES[max(_DTYPES, key=lambda name: stored[name])]

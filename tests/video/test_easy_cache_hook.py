@@ -6,7 +6,7 @@ import torch
 from diffusers.hooks import HookRegistry
 
 import mmaccel
-from mmaccel.errors import SettingError
+from mmaccel.errors import ConflictError, SettingError
 from mmaccel.video import EasyCache, EasyCacheHook, examples
 
 SETTINGS = {"threshold": 0.4, "warmup": 3, "cooldown": 1}
@@ -39,6 +39,24 @@ def test_a_timestep_by_another_name():
     HookRegistry.check_if_exists_or_initialize(pipe.transformer).register_hook(hook, "easy_cache")
     assert torch.equal(pipe(start, call, steps=12), expected)
     assert hook.computed == [done > 0 for done in computed] and False in hook.computed
+
+
+def test_off_loading_comes_after_it():
+    """The hooks of `enable_model_cpu_offload` go after each call and come back, without what was put on top of them."""
+    pipe, arguments = examples.wan_pipeline()
+    call, hook = {**arguments(), "num_inference_steps": 12}, EasyCacheHook(12, **SETTINGS)
+    pipe.enable_model_cpu_offload(device="cpu")
+    registry = HookRegistry.check_if_exists_or_initialize(pipe.transformer)
+    with pytest.raises(ConflictError, match="WanTransformer3DModel is off-loaded .* put EasyCacheHook on first"):
+        registry.register_hook(hook, "easy_cache")
+    assert not registry.hooks
+    pipe.remove_all_hooks()
+    registry.register_hook(hook, "easy_cache")
+    expected, computed = pipe(**call)[0], hook.computed.copy()
+    pipe.enable_model_cpu_offload(device="cpu")
+    for _ in range(2):
+        hook.computed.clear()
+        assert torch.equal(pipe(**call)[0], expected) and hook.computed == computed
 
 
 def hooked(hook, calls):

@@ -8,7 +8,7 @@ import mmaccel
 from mmaccel import video
 from mmaccel.demos.families import models, sampling
 from mmaccel.errors import SettingError, UnsupportedTargetError
-from mmaccel.stepping.tensors import count_bytes
+from mmaccel.stepping.tensors import count_bytes, tensors
 from mmaccel.video import examples
 
 
@@ -78,6 +78,24 @@ def test_reused_features_are_the_computed_ones(free):
         out = fast(8, text)
         assert sum(share == 1 for share in fast.report.details["computed"]) == 2
     torch.testing.assert_close(out, plain)
+
+
+class Adapted(Still):
+    """With what a T2I-Adapter makes of a picture, which its pipelines copy for each step."""
+
+    def _step(self, sample, t, text, time, added):
+        return super()._step(sample, t, text, time, {name: [x.clone() for x in made] for name, made in added.items()})
+
+
+def test_reused_features_have_what_an_adapter_adds_in_place():
+    pipe, arguments = examples.unet_pipeline()
+    adapted, text = Adapted(pipe.unet, pipe.scheduler), arguments()["prompt_embeds"]
+    made = {"down_intrablock_additional_residuals": [torch.ones(1, 8, 8, 8), torch.ones(1, 16, 4, 4)]}
+    plain, without = adapted(8, text, **made), adapted(8, text)
+    assert not torch.allclose(plain, without, atol=1e-2)
+    with mmaccel.accelerate(adapted, video.EncoderReuse(keys=(0,))) as fast:
+        torch.testing.assert_close(fast(8, text, **made), plain)
+        assert fast.report.engaged
 
 
 def test_methods_say_which_models_they_are_for():
@@ -205,7 +223,11 @@ def test_memory_is_the_features_of_the_encoder():
     pipe, arguments = examples.unet_pipeline()
     sizes = []
     parts = (pipe.unet.conv_in, *pipe.unet.down_blocks, pipe.unet.mid_block)
-    handles = [part.register_forward_hook(lambda *given: sizes.append(count_bytes([given[-1]]))) for part in parts]
+
+    def count(_part, _args, output):  # a block returns its last features twice, which are kept once
+        sizes.append(count_bytes({id(x): x for x in tensors(output)}))
+
+    handles = [part.register_forward_hook(count) for part in parts]
     pipe(**arguments())
     for handle in handles:
         handle.remove()

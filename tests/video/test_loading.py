@@ -1,5 +1,7 @@
 """Pipelines from a folder: their precision, and parts that a family keeps in float32."""
 
+import json
+import re
 import shutil
 
 import pytest
@@ -8,7 +10,7 @@ from diffusers import AmusedPipeline, AnyFlowFARPipeline, DiffusionPipeline, Sta
 from safetensors.torch import load_file, save_file
 
 from mmaccel import zoo
-from mmaccel.errors import MmaccelError, WeightsError
+from mmaccel.errors import MissingExtraError, MmaccelError, UnsupportedTargetError, WeightsError
 from mmaccel.video import generation
 from mmaccel.zoo.weights import stored_dtype
 
@@ -76,15 +78,35 @@ def test_a_text_encoder_without_all_of_its_tensors_is_refused(folder, tmp_path):
         generation.load(str(copied))
 
 
-def test_the_stored_precision_is_that_of_most_tensors(tmp_path):
+BITS = {"load_in_4bit": (MissingExtraError, "bitsandbytes"), "load_in_8bit": (UnsupportedTargetError, "No GPU found")}
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_what_quantized_weights_lack_is_said_in_a_line(folder, tmp_path, monkeypatch, bits):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    copied = shutil.copytree(folder, tmp_path / "wan")
+    config = copied / "transformer" / "config.json"
+    kind = {"quant_method": "bitsandbytes", bits: True}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": kind}))
+    error, lacking = BITS[bits]
+    with pytest.raises(error, match=f"the weights in {re.escape(str(copied))} .*{lacking}"):
+        generation.load(str(copied))
+
+
+def test_the_stored_precision_is_that_of_most_parameters(tmp_path):
     assert stored_dtype(tmp_path) == torch.float32
     half, full = (torch.zeros(2, dtype=dtype) for dtype in (torch.float16, torch.float32))
     unet, name = tmp_path / "unet", "diffusion_pytorch_model"
     unet.mkdir()
-    save_file({"a": full}, unet / f"{name}.fp16.safetensors")
+    save_file({"a.weight": half}, unet / f"{name}.fp16.safetensors")
     assert stored_dtype(tmp_path) == torch.float32, "of a variant that is not loaded"
-    save_file({"a": full, "b": half, "c": half.clone()}, unet / f"{name}-00001-of-2.safetensors")
+    weights = {"norm.weight": full, "a.weight": half, "a.bias": half.clone()}
+    save_file(weights, unet / f"{name}-00001-of-2.safetensors")
     assert stored_dtype(tmp_path) == torch.float16
+    weights |= {"a.weight": torch.zeros(2, dtype=torch.uint8), "b.bias": half.clone()}
+    weights |= {f"a.weight.{kind}": full.clone() for kind in ("absmax", "quant_map", "nested_absmax")}
+    save_file(weights | {"b.SCB": full.clone()}, unet / f"{name}-00001-of-2.safetensors")
+    assert stored_dtype(tmp_path) == torch.float16, "as bitsandbytes keeps them in 4 and 8 bits"
     (tmp_path / "transformer").mkdir()
     (tmp_path / "transformer" / f"{name}.safetensors").write_bytes(b"damaged")
     assert stored_dtype(tmp_path) == torch.float32, "whoever loads it says that it is damaged"

@@ -17,7 +17,7 @@ from mmaccel.demos.families.models import build
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.kernels import policies
 from mmaccel.report import Report
-from mmaccel.video import EasyCache, SparseAttention, examples
+from mmaccel.video import EasyCache, SparseAttention, auto, examples
 from mmaccel.video.blocks import sparse_attention as module
 from mmaccel.video.blocks.sparse_attention import _radial, _sliding_tile
 
@@ -207,7 +207,7 @@ def attention_of(**settings):
     """The attention of a session, and the report that it counts in."""
     method = SparseAttention(**{"min_length": 64, "always": True, "budget": 0.5, **settings})
     session = SimpleNamespace(report=Report([str(method)], False))
-    return module._Attention(method, session), session.report
+    return module._Attention(method, session, module._Runs(session)), session.report
 
 
 @pytest.mark.parametrize(
@@ -443,6 +443,22 @@ def test_attention_to_a_text_as_long_as_the_latents_stays_dense(text, monkeypatc
     with mmaccel.accelerate(pipe, SparseAttention(min_length=32, always=True)) as fast:
         fast(**call)
     assert lengths == [tokens] * len(lengths) and bool(lengths) == (text != tokens)
+
+
+@pytest.mark.parametrize("more", ((), (EasyCache(threshold=0.0),), (auto(),)), ids=str)
+def test_calls_of_the_pipeline_itself_have_a_report_each(more):
+    pipe, arguments = examples.wan_pipeline()
+    call = arguments(1, steps=2)
+    with mmaccel.accelerate(pipe, SparseAttention(min_length=32, always=True), *more) as fast:
+        fast.report.wall_seconds = 1.0
+        pipe(**call)
+        keys, plain = fast.report.keys, fast.report.plain_keys
+        told = list(fast.report.warnings)
+        for _ in range(2):
+            pipe(**call)
+            assert (fast.report.keys, fast.report.plain_keys) == (keys, plain) and 0 < keys < plain
+            assert fast.report.warnings == told and not fast.report.wall_seconds
+    assert bool(told) == (auto() in more), "which says that it measures calls of the session alone"
 
 
 def test_a_copy_of_a_transformer_is_plain():

@@ -17,7 +17,7 @@ from mmaccel.errors import UnsupportedTargetError
 from mmaccel.kernels import BlockPlan, policies
 from mmaccel.kernels.policies.prefill.pooled_top_k import blocks_of_row
 from mmaccel.method import Advice, is_count, is_share
-from mmaccel.patching import wrap_forward
+from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.registry import register
 
 from ..families.adapter import (
@@ -131,35 +131,58 @@ class SparseAttention(DiffusionMethod):
     def attach(self, session: PipelineSession, stack: ExitStack) -> None:
         if self.exact:
             return
-        attentions = []
+        runs = _Runs(session)
         for denoiser in session.adapter.denoisers():
-            attentions.append(attention := _Attention(self, session))
+            attention = _Attention(self, session, runs)
             wrap_forward(stack, denoiser, functools.partial(attention.forward, denoiser))
+        scheduler = getattr(session.target, "scheduler", None)
+        if hasattr(scheduler, "set_timesteps"):
+            wrap_method(stack, scheduler, "set_timesteps", runs.set_timesteps)
+        session.around.append(runs.call)
+        stack.callback(session.around.remove, runs.call)
 
-        @contextmanager
-        def told() -> Iterator[None]:
-            for attention in attentions:
-                attention.is_begun = False
+
+class _Runs:
+    """Knows where a run begins: with a call of the session, or with the steps of a call of the pipeline itself."""
+
+    def __init__(self, session: PipelineSession) -> None:
+        self.session = session
+        self.is_called = False  # within a call of the session
+        self.is_begun = False  # whether the run has called a denoiser
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around a call of the session."""
+        self.is_called, self.is_begun = True, False
+        try:
             yield
-            if not session.report.plain_keys:
-                session.report.warn(UNSEEN if any(attention.is_begun for attention in attentions) else CHANGED)
+        finally:
+            self.is_called = False
+        if not self.session.report.plain_keys:
+            self.session.report.warn(UNSEEN if self.is_begun else CHANGED)
 
-        session.around.append(told)
-        stack.callback(session.around.remove, told)
+    def set_timesteps(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.is_begun = self.is_called and self.is_begun
+        return original(*args, **kwargs)
+
+    def begin(self) -> None:
+        """A forward pass begins: the first one of the pipeline's own call does not add to the run before."""
+        if not self.is_called and not self.is_begun and self.session.report.plain_keys:
+            self.session.report.start()
+        self.is_begun = True
 
 
 class _Attention:
     """Replaces `scaled_dot_product_attention` within one denoiser."""
 
-    def __init__(self, method: SparseAttention, session: PipelineSession) -> None:
-        self.method, self.session = method, session
+    def __init__(self, method: SparseAttention, session: PipelineSession, runs: _Runs) -> None:
+        self.method, self.session, self.runs = method, session, runs
         self.grid: Grid | None = None
         self.text = 0  # its length
-        self.is_begun = False  # whether the run has called the denoiser
 
     def forward(self, denoiser: torch.nn.Module, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the denoiser with its attention replaced."""
-        self.is_begun = True
+        self.runs.begin()
         self.grid = token_grid(denoiser, args, kwargs)
         text = arguments(denoiser, args, kwargs).get("encoder_hidden_states")
         self.text = text.shape[1] if isinstance(text, torch.Tensor) else 0

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from diffusers.hooks.hooks import ModelHook
 
-from mmaccel.errors import SettingError
+from mmaccel.errors import ConflictError, SettingError
 from mmaccel.method import is_count
 from mmaccel.stepping.branches import Branches
 from mmaccel.stepping.easy_reuse import EasyReuse
@@ -45,6 +45,8 @@ class EasyCacheHook(ModelHook):
     ------
     SettingError
         If a setting is out of range; when the transformer runs, if its `forward` is not told the timestep.
+    ConflictError
+        When it is put on, if `enable_model_cpu_offload()` was called before, which takes it off again after one call.
 
     Examples
     --------
@@ -64,6 +66,17 @@ class EasyCacheHook(ModelHook):
         self.method = EasyCache(threshold=threshold, warmup=warmup, cooldown=cooldown)
         self.steps, self.computed = steps, list[bool]()
         self._begin()
+
+    def initialize_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Refuse a transformer that would lose this hook after one call."""
+        from accelerate.hooks import CpuOffload
+
+        if isinstance(getattr(module, "_hf_hook", None), CpuOffload):
+            raise ConflictError(
+                f"{type(module).__name__} is off-loaded by enable_model_cpu_offload(), which takes off after each call"
+                " what was put on top of it: put EasyCacheHook on first, and off-load after it"
+            )
+        return module
 
     def new_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The transformer's output, computed or from memory."""

@@ -199,14 +199,15 @@ class _Stepper(CacheStepper):
         """One part of the encoder. Features are copied, because FreeU and adapters change them in place."""
         outputs = self.cache.state.outputs
         if self.copies:
-            return map_tensors(lambda x: torch.cat([x] * self.copies), outputs[index])
+            return _copied(outputs[index], self.copies)
         output = forward(*args, **kwargs)
-        outputs[index] = map_tensors(torch.clone, output)
+        outputs[index] = _copied(output)
         return output
 
     def held(self) -> list[Any]:
-        noise = [] if self.run.began is None else [self.run.began]
-        return [*super().held(), *noise, *(state.ahead.outputs for state in self.cache.states.values())]
+        noise, states = [] if self.run.began is None else [self.run.began], self.cache.states.values()
+        features = {id(x): x for x in tensors([state.outputs for state in states])}
+        return [features, *noise, *(state.ahead.outputs for state in states)]
 
     def finish(self) -> None:
         super().finish()
@@ -220,6 +221,21 @@ class _Stepper(CacheStepper):
 
     def advice(self) -> str:
         return "every step of this run was a key step: set fewer keys or more steps"
+
+
+def _copied(features: Any, count: int = 1) -> Any:
+    """The features with each tensor `count` times in a row; a tensor that is in two places stays one.
+
+    A block returns its last features twice, of which a T2I-Adapter changes one in place and so both.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        if id(x) not in copies:
+            copies[id(x)] = torch.cat([x] * count)
+        return copies[id(x)]
+
+    return map_tensors(copied, features)
 
 
 def _encoder(unet: Any) -> list[torch.nn.Module]:
