@@ -39,11 +39,12 @@ class Commits(PipelineCallback):
 
     def _begin(self) -> None:
         self.tokens = self.steps = torch.empty(0, 0, dtype=torch.long)
+        self._mask: int | None = None  # the token of what is not committed yet, as far as it is known
 
     @property
     def tensor_inputs(self) -> list[str]:
         """What the pipeline hands over."""
-        return ["block_x", "transfer_index"]
+        return ["block_x", "transfer_index", "active_block"]
 
     def callback_fn(self, pipeline: Any, step_index: int, timesteps: Any, callback_kwargs: dict[str, Any]) -> Any:
         """Note the tokens of a step; nothing is changed."""
@@ -54,10 +55,14 @@ class Commits(PipelineCallback):
         missing = self.tokens.shape[1] - self.steps.shape[1]
         earlier = self.steps if len(self.steps) else self.steps.new_zeros(len(self.tokens), 0)
         self.steps = torch.nn.functional.pad(earlier, (0, missing))
-        block = self.steps[:, -moved.shape[1] :]
+        block, tokens = (each[:, -moved.shape[1] :] for each in (self.steps, self.tokens))
+        waiting = tokens[callback_kwargs["active_block"].cpu() & ~moved]
+        if self._mask is None and len(waiting):  # the call may have named a mask that the pipeline does not
+            self._mask = int(waiting.mode().values)
         new = moved & (block == 0)
-        if pipeline.mask_token_id is not None:  # of rows that are finished nothing is committed
-            new &= self.tokens[:, -moved.shape[1] :] != pipeline.mask_token_id
+        mask = pipeline.mask_token_id if self._mask is None else self._mask
+        if mask is not None:  # of rows that are finished nothing is committed
+            new &= tokens != mask
         block[new] = step_index + 1
         return callback_kwargs
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import attention_layers, intercept_attention, wrap_method
 from mmaccel.session import Session
 from mmaccel.stepping.tensors import count_bytes
 
+from .caches.kept import NOT_THE_END, other_blocks
 from .caches.kept_prefix import KeptPrefix
 from .caches.kept_window import KeptWindow
 from .families.following import Follower
@@ -22,8 +24,8 @@ from .outlooks.outlook import Outlook, Seen
 from .private import drawn, edits_committed, is_greedy
 from .text_ends import TextEnds
 from .verifiers.free_dave import FreeDave
-from .verifiers.guided_commit import vocabulary_of
-from .verifiers.verify import Verifier
+from .verifiers.guided_commit import of_next, said_by
+from .verifiers.verify import Verifier, repeated
 
 if TYPE_CHECKING:
     from .families.block_pipeline import BlockPipelineAdapter
@@ -99,20 +101,12 @@ class BlockDecoder(Follower):
             self._know_nothing()
         self._begin(kwargs.get("block_length") or pipe.scheduler.config.block_length)
         if self.called:
-            self._tell_exactness(getattr(pipe.model, "block_length", self.length))
+            own, report = getattr(pipe.model, "block_length", self.length), self.session.report
+            cached = self.exact and isinstance(self.prefix, KeptPrefix)
+            report.exact = self.exact and not (cached and self.length != own)
+            if self.length != own:
+                report.warnings.append(other_blocks(own, self.length, cached))
         return original(*args, **kwargs)
-
-    def _tell_exactness(self, own: int) -> None:
-        """Report whether a run of the session is exact, where the blocks of the model are of its `own` length."""
-        report = self.session.report
-        cached = isinstance(self.prefix, KeptPrefix) and self.exact
-        report.exact = self.exact and not (cached and self.length != own)
-        if self.length != own:
-            inexact = ". With other blocks a cache is not exact" if cached else ""
-            report.warnings.append(
-                f"the model fills blocks of {own}, and this call has blocks of {self.length}: pass block_length={own},"
-                f" or set it in the scheduler{inexact}"
-            )
 
     def _fill(self) -> None:
         report = self.session.report
@@ -125,6 +119,7 @@ class BlockDecoder(Follower):
         if self.verifier is not None:
             report.details["canvases"] = self.verifier.canvases
             report.warnings += self.verifier.warnings
+            report.exact &= not (self.verifier.edited and self.verifier.jumps)
         if self.rule is not None and self.threshold is not None and self.threshold < 1 and not self.acted:
             report.warnings.append(
                 f"the call's threshold={self.threshold:g} commits all that {type(self.rule).__name__} would: pass"
@@ -147,7 +142,7 @@ class BlockDecoder(Follower):
         """Logits of a canvas or of several for each row, `[B * K, N]`; only of the block where that is enough."""
         assert self.call is not None
         original, own, kwargs = self.call
-        kwargs = {name: _repeated(value, len(ids)) for name, value in kwargs.items()}
+        kwargs = {name: repeated(value, len(ids)) for name, value in kwargs.items()}
         self.passes += 1
         if self.prefix is None or (self.samples and isinstance(self.prefix, KeptWindow)):
             self.computed += 1
@@ -163,9 +158,10 @@ class BlockDecoder(Follower):
         if mask is None:
             return original(**kwargs)
         masked, self.mask, self.samples = sample == mask, mask, not is_greedy(kwargs)
+        self._check_end(sample)
         filling = bool(self._waiting(sample).any())
         edits = edits_committed(self.scheduler, kwargs)
-        self.filled = None if edits else kwargs["model_output"]
+        self.filled = None if edits or self.call is None else kwargs["model_output"]
         if int(kwargs["timestep"]) == 0:
             self.learned, self.block_steps = {}, 0.0
         if self.verifier is not None and self.call is not None and filling:
@@ -176,6 +172,7 @@ class BlockDecoder(Follower):
             before = max(self.verifier.made, default=0) if self.block_steps else 0
             out = self.verifier.step(step, self.call[1], kwargs, self.finished, self._steps, edits)
             self._take(max(self.verifier.made) - before)
+            self.followed &= not self.verifier.edited
             self.changed += self.verifier.jumps > 0
             return out
         if self.outlooks and filling:
@@ -185,6 +182,17 @@ class BlockDecoder(Follower):
             self._take(1 if filling or edited else min(1, self._steps - self.block_steps))
             return original(**kwargs)
         return self._by_rule(self.rule, original, kwargs, self._unfinished(masked))
+
+    def _check_end(self, block: torch.Tensor) -> None:
+        """Forget a pass whose canvas does not end with the block of its step, which may only stand so by hand.
+
+        Raises an `UnsupportedTargetError` if a method takes the end for the block.
+        """
+        if self.own is not None or self.call is None or torch.equal(self.call[1][:, -block.shape[1] :], block):
+            return
+        if self.verifier is not None or self.prefix is not None:
+            raise UnsupportedTargetError(f"{', '.join(self.session.report.methods)}: {NOT_THE_END}")
+        self.call = None
 
     def _waiting(self, block: torch.Tensor) -> torch.Tensor:
         """Which rows of a block `[B, L]` have masks that will be filled, `[B]`: not those of texts that have ended."""
@@ -227,7 +235,8 @@ class BlockDecoder(Follower):
         block.generator = kwargs.get("generator")
         if self.samples:
             block.drawn = drawn(self.scheduler, kwargs)
-        if self.guide is not None or getattr(self.adapter.target.model, "writes_word_by_word", False):
+        reads = self.guide is not None or getattr(self.adapter.target.model, "writes_word_by_word", False)
+        if reads and self.call is not None:
             block.read = functools.partial(self._read, kwargs["sample"], masked)
         chosen = rule.choose(block) & masked
         self.most_learned = max(self.most_learned, count_bytes(memory))
@@ -261,9 +270,7 @@ class BlockDecoder(Follower):
         original, ids, kwargs = self.call
         ids = torch.cat([ids[:, : -self.length], torch.where(masked, tokens, sample)], 1)
         if self.guide is not None:
-            ids = ids.clamp(max=vocabulary_of(self.guide) - 1)  # a draft may be in what only pads this vocabulary
-            logits, share = self.guide(input_ids=ids, **kwargs).logits, 0.0
-            return torch.nn.functional.pad(logits, (0, 0, 1, 0))[:, -self.length - 1 : -1]
+            return of_next(said_by(self.guide, ids, kwargs), self.length)
         self.passes += 1
         with self.adapter.target.model.word_by_word():
             if isinstance(self.prefix, KeptPrefix) and self.prefix.prefix > 1:
@@ -271,7 +278,7 @@ class BlockDecoder(Follower):
             else:
                 logits, share = original(ids, **kwargs).logits, 1.0
         self.computed += share
-        return torch.nn.functional.pad(logits, (0, 0, 1, 0))[:, -self.length - 1 : -1]
+        return of_next(logits, self.length)
 
     def _note_finished(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Which rows the pipeline takes for finished, and rests from then on."""
@@ -291,10 +298,3 @@ class BlockDecoder(Follower):
         given = kwargs.get("eos_token_id")
         self.ends = TextEnds(self.adapter.target.eos_token_id if given is None else given, self._looks)
         self.ends.know(self.ends.token if kwargs.get("eos_early_stop", True) else None)
-
-
-def _repeated(value: Any, count: int) -> Any:
-    """An argument for `count` rows, where it was given for fewer."""
-    if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) == count:
-        return value
-    return value.repeat_interleave(count // len(value), 0)

@@ -89,7 +89,7 @@ class PictureDecoder(Follower):
     def _step(self, original: Step, model_output: torch.Tensor, **kwargs: Any) -> Any:
         """In place of the scheduler's step: what it draws, at the positions that the rule and it commit."""
         kwargs["model_output"] = model_output
-        sample, in_full = kwargs["sample"], kwargs.pop("return_dict", True)
+        sample = kwargs["sample"]
         masked = sample == self.scheduler.config.mask_token_id
         if self.logits is not None and self.guided is None:
             self.guided = len(self.logits) > len(sample)
@@ -98,7 +98,7 @@ class PictureDecoder(Follower):
         elif masked.any() or self.last is None:
             self.last = self._by_rule(self.rule, original, kwargs, masked)
         self.step += 1
-        return self.last if in_full else (self.last.prev_sample, self.last.pred_original_sample)
+        return self.last
 
     def _by_rule(self, rule: CommitRule, original: Step, kwargs: dict[str, Any], masked: torch.Tensor) -> Any:
         sample, grid = kwargs["sample"], kwargs["model_output"]

@@ -13,7 +13,7 @@ from mmaccel.stepping.tensors import count_bytes
 
 from . import private
 from .families.following import Follower
-from .method import Block, CanvasMethod, CommitRule
+from .method import Block, CanvasMethod, CommitRule, are_changed
 from .verifiers.free_dave import FreeDave
 from .verifiers.lookahead import Lookahead
 
@@ -85,14 +85,15 @@ class UniformDecoder(Follower):
         if step == 0:
             self.learned = {}
         open_ = ~private.committed(scheduler, sample, step)
-        out = original(**kwargs)
+        logits = rule.adjust(kwargs["model_output"], open_, self.learned)
+        out = original(**{**kwargs, "model_output": logits})
         chances = out.sampled_probs.float()
         steps = max(int(scheduler.num_inference_steps), 1)
-        block = Block(kwargs["model_output"].float(), out.sampled_tokens, chances, open_, step, steps, self.learned)
+        block = Block(logits.float(), out.sampled_tokens, chances, open_, step, steps, self.learned)
         added = rule.choose(block) & open_ & ~out.transfer_index
         self.most_learned = max(self.most_learned, count_bytes(self.learned))
+        self.changed += bool(added.any()) or are_changed(kwargs["model_output"], logits)
         if added.any():
-            self.changed += 1
             private.commit(scheduler, added)
             out.prev_sample = torch.where(added, out.sampled_tokens, out.prev_sample)
             out.transfer_index = out.transfer_index | added

@@ -15,6 +15,11 @@ NOT_REACHED = (
     "does not use transformers' attention interface, by which caches keep keys and values; the methods of canvas that"
     " are no cache work on it"
 )
+# Of a step that is gone through by hand, where a method computes the end of a canvas alone.
+NOT_THE_END = (
+    "the canvas of this step goes on behind its block, and caches and canvas.FreeDave take its end for the block: give"
+    " the model the canvas up to the end of the block"
+)
 
 
 class KeptStates:
@@ -53,3 +58,12 @@ class KeptStates:
         if mode == "keep" and not self.kept:
             raise UnsupportedTargetError(f"the model {NOT_REACHED}")
         return logits
+
+
+def other_blocks(own: int, length: int, cached: bool) -> str:
+    """The warning of a call whose blocks are not of the model's `own` length, beside a cache that is exact by those."""
+    inexact = ". With other blocks a cache is not exact" if cached else ""
+    return (
+        f"the model fills blocks of {own}, and this call has blocks of {length}: pass block_length={own}, or set it in"
+        f" the scheduler{inexact}"
+    )

@@ -41,7 +41,7 @@ class KeptWindow(KeptStates):
         known = old is not None and old.shape == ids.shape and torch.equal(old[:, :-length], ids[:, :-length])
         if not known or self.since >= self.refresh:
             self.before, self.since = ids.clone(), 1
-            self.logits = self._within("keep", original, ids, kwargs)[:, -length:]
+            self.logits = self._within("keep", original, ids, kwargs)[:, -length:].clone()
             self._note_bytes()
             return self.logits, 1.0
         self.since += 1

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
+from mmaccel import private
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.session import Session
@@ -55,7 +56,7 @@ class Follower(ABC):
         self.session.around.append(self._run)
         stack.callback(self.session.around.remove, self._run)
         wrap_forward(stack, self.model, functools.partial(self._in_run, self._forward))
-        wrap_method(stack, self.scheduler, "step", functools.partial(self._in_run, self._step))
+        wrap_method(stack, self.scheduler, "step", functools.partial(self._in_run, self._answered_step))
         wrap_method(stack, self.scheduler, "set_timesteps", self._start_run)
 
     def refuse_other_parts(self) -> None:
@@ -77,12 +78,20 @@ class Follower(ABC):
         call = pipeline_call(self.scheduler)
         self.begun = self._replaced(call.f_locals["self"] if call else self.session.target) is None
         self.own = call.f_code if call else None  # else someone goes through the steps by hand
-        return _by_name(self._start, original, args, kwargs) if self.begun else original(*args, **kwargs)
+        return _by_name(self._start, original, original, args, kwargs) if self.begun else original(*args, **kwargs)
 
     def _in_run(self, follow: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """By `follow` while a run is going on. Calls of the pipeline itself, and their errors, do not say they end."""
-        running = self.begun and (self.own is None or _is_running(self.own))
-        return _by_name(follow, original, args, kwargs) if running else original(*args, **kwargs)
+        if not self.begun or not (self.own is None or _is_running(self.own)):
+            return original(*args, **kwargs)
+        tells_nothing = follow == self._forward and private.is_compiled(self.model)  # of what its arguments are
+        return _by_name(follow, original, self.model.forward if tells_nothing else original, args, kwargs)
+
+    def _answered_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The step, answered as it is asked: by name, or as a tuple."""
+        in_full = kwargs.pop("return_dict", True)
+        out = self._step(original, *args, **kwargs)
+        return out if in_full else out.to_tuple()
 
     @contextmanager
     def _run(self) -> Iterator[None]:
@@ -109,7 +118,7 @@ class Follower(ABC):
 
     @abstractmethod
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of the scheduler's step."""
+        """In place of the scheduler's step; answers by name."""
 
     @abstractmethod
     def _start(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -117,10 +126,14 @@ class Follower(ABC):
 
 
 def _by_name(
-    follow: Callable[..., Any], original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    follow: Callable[..., Any],
+    original: Callable[..., Any],
+    told: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
-    """Call `follow` in place of `original`, with all arguments but the first by the names that `original` has."""
-    others = list(inspect.signature(original).parameters.values())[1:]
+    """Call `follow` in place of `original`, with all arguments but the first by the names that are `told` of them."""
+    others = list(inspect.signature(told).parameters.values())[1:]
     names = [each.name for each in others if each.kind is each.POSITIONAL_OR_KEYWORD]
     named = dict(zip(names, args[1:], strict=False))
     return follow(original, *args[:1], *args[1 + len(named) :], **named, **kwargs)

@@ -57,7 +57,7 @@ class Drafted:
         self.kwargs, own = kwargs, kwargs["sample"][self.row]
         if most < 1 or not (own == self.mask).any():
             return []
-        self.learn([own], kwargs["model_output"][self.row][None])
+        self.learn([own], kwargs["model_output"][self.row][None].clone())  # without those of the text before
         self.first = first = self._step(own, kwargs["model_output"][self.row], made)
         chosen: list[torch.Tensor] = []
         odds, waiting = {_key(first): 1.0}, {_key(first): (first, own, made + 1)}

@@ -21,7 +21,8 @@ class FreeDave(CanvasMethod):
     hold the second and third choice of a step, since near-ties decide the order of commits.
 
     Canvases of masks need greedy decoding: at a temperature above 0, and in batches that edit committed tokens, runs
-    are plain. Canvases of random tokens (`DiffusionGemmaPipeline`) may be sampled: a copy of the generator draws the
+    are plain. A callback sees the canvases that jumps lead to; from where it edits one the run is plain, and no longer
+    called exact. Canvases of random tokens (`DiffusionGemmaPipeline`) may be sampled: a copy of the generator draws the
     noise ahead, and what a step knows of the one before it counts as equal to the rounding of the weights. In bfloat16
     that seldom holds on the tiny model of the tests, and few passes are saved.
 

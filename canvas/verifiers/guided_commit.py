@@ -79,6 +79,18 @@ def vocabulary_of(model: Any) -> int:
     return int(model.config.get_text_config().vocab_size)
 
 
+def said_by(guide: Any, ids: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Logits of a guide for tokens `[B, N]`, of which drafts may be in what only pads its vocabulary."""
+    logits: torch.Tensor = guide(input_ids=ids.clamp(max=vocabulary_of(guide) - 1), **kwargs).logits
+    return logits
+
+
+def of_next(logits: torch.Tensor, length: int) -> torch.Tensor:
+    """Logits of each of the last tokens, from those that each token gives of the next one; nothing is before a text."""
+    own = logits[:, -length - 1 : -1]
+    return torch.nn.functional.pad(own, (0, 0, length - own.shape[1], 0))
+
+
 def check_guide(guide: Any, pipe: Any) -> None:
     """Raise a `SettingError` unless a guide has the vocabulary of a pipeline, whatever pads it."""
     has, tokenizer = vocabulary_of(guide), getattr(pipe, "tokenizer", None)

@@ -134,6 +134,8 @@ class Lookahead:
         self.passes += 1
         self.canvases += count * len(kwargs["decoder_input_ids"])
         logits: torch.Tensor = original(**call).logits
+        if self.drafts > 1:  # which are kept, and a CUDA graph writes over what its last pass gave
+            logits = logits.clone()
         return logits.unflatten(0, (-1, count))
 
     def _repeated(self, kwargs: dict[str, Any], count: int) -> Any:

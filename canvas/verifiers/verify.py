@@ -35,6 +35,8 @@ class Verifier:
         Passes after which more than one step was taken.
     most_bytes : int
         The most that was kept of logits.
+    edited : bool
+        Whether somebody else, as a callback does, has changed the canvas between steps.
     warnings : list of str
         Why runs were plain.
     """
@@ -49,14 +51,18 @@ class Verifier:
         self.warnings: list[str] = []
         self.made: list[int] = []  # steps that each row has made in this block
         self.rows: list[Drafted] = []
-        self.foresees = False
-        self.found: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.foresees = self.edited = False
+        self.left: tuple[torch.Tensor, torch.Tensor | None] | None = None  # canvas and logits as the last step left it
 
     def known(self, ids: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the block of a canvas, if the last pass gave them."""
-        if self.found is None or self.found[0].shape != ids.shape or not torch.equal(self.found[0], ids):
+        """Logits of the block of a canvas, if the last pass gave them; nothing of another than the last step left."""
+        left, self.left = self.left, None
+        if left is None:
             return None
-        return self.found[1]
+        canvas, logits = left
+        same = ids[:, : canvas.shape[1]]  # which may have another block behind it by now
+        self.edited |= canvas.shape == same.shape and not torch.equal(canvas, same)
+        return logits if canvas.shape == ids.shape and not self.edited else None
 
     def reached(self, waiting: torch.Tensor) -> int:
         """How many steps the pipeline would have made for this block, if rows are `waiting [B]`."""
@@ -105,8 +111,7 @@ class Verifier:
         self.jumps += max(map(len, paths)) > 1
         return self._taken(original, kwargs, ids, paths)
 
-    @staticmethod
-    def _reason(kwargs: dict[str, Any], edits_some: bool) -> str:
+    def _reason(self, kwargs: dict[str, Any], edits_some: bool) -> str:
         """Why steps cannot be foreseen; empty if they can."""
         if not is_greedy(kwargs):
             return "canvas.FreeDave ran plainly: it verifies greedy steps, and temperature is above 0"
@@ -114,6 +119,11 @@ class Verifier:
             return (
                 "canvas.FreeDave ran plainly: in a batch the pipeline edits some rows while it fills others; give"
                 " editing_threshold=0.0"
+            )
+        if self.edited:
+            return (
+                "canvas.FreeDave ran plainly from where a callback had edited the canvas: a callback sees the canvases"
+                " that its jumps lead to, and none between them"
             )
         return ""
 
@@ -148,6 +158,13 @@ class Verifier:
             if not path:  # it has ended or is full, and is not edited: nobody reads them
                 known[row] = kwargs["model_output"][row]
         logits = [each for each in known if each is not None]
-        if len(logits) == len(known):
-            self.found = torch.cat([ids[:, : -before.shape[1]], after], 1), torch.stack(logits)
+        whole = torch.stack(logits) if len(logits) == len(known) else None
+        self.left = torch.cat([ids[:, : -before.shape[1]], after], 1), whole
         return out
+
+
+def repeated(value: Any, count: int) -> Any:
+    """An argument of a pass for `count` rows, where it was given for fewer."""
+    if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) == count:
+        return value
+    return value.repeat_interleave(count // len(value), 0)

@@ -15,6 +15,7 @@ from mmaccel.canvas import examples
 from mmaccel.canvas.caches.kept_prefix import KeptPrefix
 from mmaccel.canvas.caches.kept_window import KeptWindow
 from mmaccel.canvas.comparing import CanvasTrial
+from mmaccel.canvas.verifiers.drafted import Drafted
 from mmaccel.errors import ActiveSessionError, ConflictError, MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.zoo.block_pipeline import ChatScheduler
 
@@ -535,6 +536,57 @@ def test_callbacks_that_edit_what_is_kept_are_followed(methods, place):
         assert fast.report.work_ratio < 1
 
 
+@pytest.mark.parametrize("place", (7, examples.LENGTH + 2))
+def test_free_dave_goes_on_plainly_where_a_callback_edits_the_canvas(place):
+    """In the prompt and in the block; one that looks on changes nothing."""
+    pipe, arguments = examples.block_causal()
+    plain, seen = run(pipe, arguments), []
+
+    def edit(pipe, step, timestep, kwargs):
+        seen.append(int((kwargs["block_x"] == examples.MASK).sum()))
+        if step == 1:
+            kwargs["block_x"][:, place] = 5
+        return {"block_x": kwargs["block_x"]}
+
+    with mmaccel.accelerate(pipe, canvas.FreeDave(8)) as fast:
+        assert torch.equal(run(fast, arguments, callback_on_step_end=lambda *given: given[-1]), plain)
+        assert fast.report.exact and not fast.report.warnings
+        run(fast, arguments, callback_on_step_end=edit)
+        assert "a callback had edited the canvas" in str(fast.report) and not fast.report.exact
+        assert {before - after for before, after in zip(seen[1:], seen[2:], strict=False) if before > after} == {1}
+        assert torch.equal(run(fast, arguments), plain) and fast.report.exact and not fast.report.warnings
+
+
+@pytest.mark.parametrize(
+    "methods",
+    (
+        (canvas.FreeDave(),),
+        (canvas.FreeDave(), canvas.PrefixCache()),
+        (canvas.WindowDiffusion(2, 4),),
+        (canvas.CoherentContext(0.1), canvas.PrefixCache(3)),
+        (canvas.CreditDecoding(0.1),),
+    ),
+    ids=str,
+)
+def test_what_a_pass_gave_is_not_read_after_the_next(methods, monkeypatch):
+    """CUDA graphs write over it."""
+    pipe, arguments = examples.block_causal()
+    with mmaccel.accelerate(pipe, *methods) as fast:
+        kept, report = run(fast, arguments, 3), fast.report.to_dict()
+    own, last = pipe.model.forward, []
+
+    def spoiling(*given, **more):
+        for logits in last:
+            logits.fill_(torch.nan)
+        last[:] = [(out := own(*given, **more)).logits]
+        return out
+
+    monkeypatch.setattr(pipe.model, "forward", spoiling)
+    with mmaccel.accelerate(pipe, *methods) as fast:
+        assert torch.equal(run(fast, arguments, 3), kept)
+        assert fast.report.forwards == report["forwards"] and fast.report.engaged
+
+
 def test_a_window_is_computed_anew_where_a_callback_edits_the_text():
     kept, ids = KeptWindow(2, 4, 8, lambda: examples.MASK), torch.full((1, 16), examples.MASK)
     ids[:, :8], modes = 5, []
@@ -652,6 +704,16 @@ def test_a_block_causal_model_needs_attention_that_takes_masks():
     wrapped.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UnsupportedTargetError, match="'flash_attention_2': load the model with attn_implementation='s"):
         wrapped(examples.arguments()["input_ids"])
+
+
+def test_what_is_kept_of_a_block_does_not_hold_the_logits_of_the_text_before():
+    scheduler, block = BlockRefinementScheduler(), torch.full((1, examples.BLOCK), examples.MASK)
+    scheduler.set_timesteps(examples.BLOCK, None, examples.BLOCK)
+    logits = torch.randn(1, 5 * examples.BLOCK, examples.VOCABULARY)[:, -examples.BLOCK :]
+    call = {"model_output": logits, "sample": block, "timestep": 0, "mask_token_id": examples.MASK}
+    drafted = Drafted(scheduler.step, call, 0, lambda *_: False, 2)
+    assert drafted.draft(call, 0, examples.BLOCK)
+    assert [each.untyped_storage().nbytes() for each in drafted.known.values()] == [drafted.nbytes()]
 
 
 def test_what_is_kept_of_logits_is_counted_and_bounded():

@@ -6,6 +6,7 @@ from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 
 import mmaccel
 from mmaccel import canvas, zoo
+from mmaccel.canvas import examples
 from mmaccel.cli import main as cli
 from mmaccel.errors import SettingError
 
@@ -56,6 +57,17 @@ def test_what_another_callback_edits_stays_edited(loaded, first):
     both = MultiPipelineCallbacks([commits, Edit()] if first else [Edit(), commits])
     made = pipe(**inputs, gen_length=4, eos_early_stop=False, callback_on_step_end=both)
     assert (made.sequences[:, 0] == 7).all() and commits.steps[:, place + 1].all()
+
+
+def test_nothing_is_committed_of_a_text_that_has_ended():
+    """Also where the call names the mask, and not the tokenizer, as with LLaDA."""
+    pipe, arguments = examples.block_causal()
+    plain, commits = pipe(**arguments(2, gen_length=40)).sequences, canvas.Commits()
+    end = next(int(token) for token in plain[0, :8] if token not in plain[1])
+    call = {"gen_length": 40, "eos_early_stop": True, "eos_token_id": end}
+    pipe(**arguments(2, **call), callback_on_step_end=commits)
+    masked = commits.tokens == examples.MASK
+    assert masked[0].any() and not commits.steps[masked].any() and commits.steps[1, -20:].all()
 
 
 def test_the_picture_has_a_colour_for_each_step(loaded, tmp_path):

@@ -182,9 +182,12 @@ def test_runs_are_followed_after_direct_calls(of_the_session):
     assert torch.equal(found, plain) and 0 < len(passes) < 24
 
 
+@pytest.mark.parametrize("compiled", (False, True))
 @pytest.mark.parametrize("model", ((), (torch.ones(1, 2 * examples.BLOCK),)), ids=("alone", "by_position"))
-def test_steps_that_are_gone_through_by_hand_are_followed(model):
+def test_steps_that_are_gone_through_by_hand_are_followed(model, compiled):
     pipe, arguments = examples.block_causal()
+    if compiled:
+        pipe.model.compile(backend="eager")
     pipe.scheduler = BlockRefinementScheduler(block_length=2 * examples.BLOCK)
     ids = torch.cat([arguments()["input_ids"][:, :8], torch.full((1, examples.BLOCK), examples.MASK)], 1)
     with mmaccel.accelerate(pipe, canvas.Doubling()) as fast:
@@ -197,6 +200,49 @@ def test_steps_that_are_gone_through_by_hand_are_followed(model):
                 logits, step, ids[:, -examples.BLOCK :], **given
             ).prev_sample
     assert (ids == examples.MASK).sum() < examples.BLOCK - 3, "more than the scheduler's one a step"
+
+
+def filled_by_hand(pipe, rows=slice(examples.BLOCK, 2 * examples.BLOCK), full=True):
+    """A canvas with text behind its block; what the scheduler makes of it, step by step."""
+    ids = torch.randint(4, 60, (1, 3 * examples.BLOCK), generator=torch.Generator().manual_seed(1))
+    ids[:, rows] = examples.MASK
+    pipe.scheduler.set_timesteps(examples.BLOCK, None, examples.BLOCK)
+    for step in range(examples.BLOCK):
+        given = {"mask_token_id": examples.MASK, "threshold": 2.0, "return_dict": full}
+        out = pipe.scheduler.step(pipe.model(ids).logits[:, rows], step, ids[:, rows], **given)
+        ids[:, rows] = out.prev_sample if full else out[0]
+    return ids
+
+
+@pytest.mark.parametrize("full", (True, False))
+@torch.no_grad()
+def test_a_block_within_a_canvas_is_filled_by_hand(full):
+    """Before text that is given; a rule that adds nothing leaves all steps as they are."""
+    pipe, _ = examples.bidirectional()
+    plain = filled_by_hand(pipe)
+    assert not (plain == examples.MASK).any()
+    with mmaccel.accelerate(pipe, canvas.FactorCommit(factor=1e-9)):
+        assert torch.equal(filled_by_hand(pipe, full=full), plain)
+
+
+@pytest.mark.parametrize("method", (canvas.FreeDave(), canvas.PrefixCache(), canvas.WindowDiffusion()), ids=str)
+@torch.no_grad()
+def test_methods_that_compute_the_end_of_a_canvas_refuse_a_block_within_it(method):
+    pipe, _ = examples.bidirectional()
+    end = slice(2 * examples.BLOCK, None)
+    plain = filled_by_hand(pipe, end)
+    with mmaccel.accelerate(pipe, method), pytest.raises(UnsupportedTargetError, match="behind its block"):
+        filled_by_hand(pipe)
+    with mmaccel.accelerate(pipe, canvas.FactorCommit(factor=1e-9)):
+        assert torch.equal(filled_by_hand(pipe, end, full=False), plain)
+
+
+@torch.no_grad()
+def test_nothing_is_read_word_by_word_of_a_block_within_a_canvas(monkeypatch):
+    pipe, _ = examples.block_causal()
+    monkeypatch.setattr(pipe.model, "word_by_word", None)
+    with mmaccel.accelerate(pipe, canvas.S2D2()):
+        assert not (filled_by_hand(pipe) == examples.MASK).any()
 
 
 class Loop:

@@ -75,6 +75,7 @@ def test_nothing_is_read_for_a_text_that_has_ended(method, ended, other, monkeyp
     with mmaccel.accelerate(pipe, method) as fast:
         monkeypatch.setattr(fast.adapter.decoder, "_read", lambda *_: asked.append(None) or logits)
         pipe.scheduler.set_timesteps(examples.BLOCK)
+        pipe.model(tokens)  # the pass that would be read beside
         for finished, read in ((None, [None]), (torch.tensor([True, False]), [])):
             asked.clear()
             fast.adapter.decoder.finished = finished

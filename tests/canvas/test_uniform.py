@@ -109,6 +109,43 @@ def test_free_dave_reads_beside_either_cache(cache):
         assert torch.equal(run(fast, arguments, cache_implementation=cache), plain) and fast.report.engaged
 
 
+def test_what_a_pass_gave_is_not_read_after_the_next(monkeypatch):
+    """CUDA graphs write over it."""
+    pipe, arguments = uniform(scheduler=DiscreteDDIMScheduler())
+    with mmaccel.accelerate(pipe, canvas.FreeDave(8)) as fast:
+        run(fast, arguments)
+        passes = fast.report.forwards
+    plain, own, last = run(pipe, arguments), pipe.model.forward, []
+
+    def spoiling(*given, **more):
+        for logits in last:
+            logits.fill_(torch.nan)
+        last[:] = [(out := own(*given, **more)).logits]
+        return out
+
+    monkeypatch.setattr(pipe.model, "forward", spoiling)
+    with mmaccel.accelerate(pipe, canvas.FreeDave(8)) as fast:
+        assert torch.equal(run(fast, arguments), plain) and fast.report.forwards == passes < CANVAS
+
+
+def test_steps_by_hand_are_answered_as_they_are_asked():
+    pipe, _ = uniform()
+    logits, sample = torch.randn(1, CANVAS, VOCABULARY), torch.zeros(1, CANVAS, dtype=torch.long)
+    with mmaccel.accelerate(pipe, canvas.FactorCommit()):
+        pipe.scheduler.set_timesteps(8)
+        given = [pipe.scheduler.step(logits, 0, sample, return_dict=full) for full in (True, False)]
+    assert isinstance(given[1], tuple) and torch.equal(given[1][1], given[0].transfer_index)
+
+
+def test_a_rule_adjusts_what_is_decided_by(monkeypatch):
+    """One of a user; here to the token beside the one that the model means."""
+    pipe, arguments = uniform()
+    with mmaccel.accelerate(pipe, canvas.FactorCommit(1e6)) as fast:
+        plain = run(fast, arguments, 2)
+        monkeypatch.setattr(canvas.FactorCommit, "adjust", lambda self, logits, *_: logits.roll(1, -1))
+        assert torch.equal(run(fast, arguments, 2), (plain + 1) % VOCABULARY)
+
+
 @pytest.mark.parametrize("rule", (canvas.EntropyBound(1e6), canvas.FactorCommit(1e6)))
 def test_a_rule_commits_for_good_and_the_rest_of_the_steps_is_spared(rule):
     pipe, arguments = uniform()
