@@ -125,8 +125,9 @@ def instead_of(target: Any) -> str:
         return "compile it in place, with model.compile(), and give the model itself"
     if hasattr(target, "get_base_model"):
         return "give the model inside, model.get_base_model()"
-    inside = (name for name in ("model", "module") if _fitting(getattr(target, name, None)))
-    return next((f"give its .{name}" for name in inside), "")
+    inside = {name: getattr(target, name, None) for name in ("model", "module")}
+    wrapped = (f"give its .{name}.get_base_model()" for name, part in inside.items() if hasattr(part, "get_base_model"))
+    return next((f"give its .{name}" for name, part in inside.items() if _fitting(part)), next(wrapped, ""))
 
 
 def similar_classes(name: str) -> str:

@@ -113,7 +113,7 @@ class EvictingLayer(CacheLayerMixin):
         if self.evicted and uneven and (reader is None or not reader.active):
             raise ValueError(
                 "the rows or heads of this EvictingCache keep different numbers of tokens, which ordinary"
-                " attention cannot handle: use it within the session that made it"
+                " attention cannot handle: use it within the session that made it, with attn_implementation='sdpa'"
             )
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:

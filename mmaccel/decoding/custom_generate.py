@@ -113,3 +113,8 @@ class CustomGenerate:
                 f"these drafts learned from another {type(self.target).__name__}: "
                 f"make others for this model with {type(self.method).__name__}(...).custom_generate()"
             )
+
+
+def is_drafted(loop: Any) -> bool:
+    """Whether a `custom_generate` is a loop with drafts, of a session or without one."""
+    return isinstance(loop, CustomGenerate) or getattr(loop, "func", None) is decode

@@ -60,7 +60,10 @@ def asks_router_logits(model: Any, kwargs: dict[str, Any]) -> bool:
 
 def why_no_cache(model: Any) -> str | None:
     """Why a model keeps no cache while it generates; None if it does."""
-    if getattr(model, "is_gradient_checkpointing", False) and model.training:
+    # the name that transformers has now, and the former one, of which it would warn
+    names = ("is_activation_checkpointing", "is_gradient_checkpointing")
+    known = next((name for name in names if hasattr(type(model), name)), None)
+    if model.training and known is not None and getattr(model, known):
         return "the model is in training with gradient checkpointing, which keeps no cache"
     return None
 
@@ -73,21 +76,36 @@ def why_prefixed(model: Any) -> str | None:
     return None
 
 
+def why_prepared(model: Any) -> str | None:
+    """Who else prepares what a model is given in each pass; None if nobody does."""
+    preparing = getattr(model.prepare_inputs_for_generation, "__self__", model)
+    return None if preparing is model else "another library prepares its passes (prompt tuning of peft)"
+
+
 def why_adapted(model: Any) -> str | None:
     """Why the passes of a model depend on more than the tokens read and the cache; None if they do not."""
-    if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
-        return "another library prepares its passes (prompt tuning of peft)"
+    if why := why_prepared(model):
+        return why
     adapters = getattr(model, "peft_config", None) or {}
     if any(getattr(config, "alora_invocation_tokens", None) for config in adapters.values()):
         return "an aLoRA adapter counts its tokens from the end of each pass"
     if rounds_by_pass(model):
-        return f"{type(model).__name__} has layers in dynamic int8, which round a token by all others of a pass"
+        return f"{type(model).__name__} has quantized layers which round a token by all others of a pass"
     return None
 
 
 def rounds_by_pass(model: Any) -> bool:
     """Whether a token has other numbers beside others than alone, as in torch's dynamic int8."""
-    return any(type(module).__module__.startswith(BY_PASS) for module in model.modules())
+    layers = any(type(module).__module__.startswith(BY_PASS) for module in model.modules())
+    return layers or any(map(_scales_by_pass, model.parameters()))
+
+
+def _scales_by_pass(weight: torch.Tensor) -> bool:
+    """Whether torchao quantizes what meets a weight by the largest number of all its tokens."""
+    told = getattr(weight, "act_quant_kwargs", None)
+    if told is None or getattr(weight, "act_quant_scale", None) is not None:  # of a calibration
+        return False
+    return type(getattr(told, "granularity", None)).__name__ == "PerTensor"
 
 
 def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:

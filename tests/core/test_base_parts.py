@@ -165,6 +165,10 @@ def test_the_adapter_of_the_nearest_class_is_taken(monkeypatch):
         (SimpleNamespace(get_base_model=Base), r"give the model inside, model.get_base_model\(\)"),
         (SimpleNamespace(model=Base()), "no adapter for SimpleNamespace: give its .model"),
         (SimpleNamespace(module=Base()), "no adapter for SimpleNamespace: give its .module"),
+        (
+            SimpleNamespace(model=SimpleNamespace(get_base_model=Base)),  # a pipeline with an adapter of peft
+            r"no adapter for SimpleNamespace: give its .model.get_base_model\(\)",
+        ),
         (SimpleNamespace(model=3), "no adapter for SimpleNamespace: supported are the classes on"),
         (1, "no adapter for int: supported are the classes on the page Model families"),
     ),

@@ -14,7 +14,7 @@ from transformers.generation import utils
 import mmaccel
 from mmaccel.cache.argument import cache_of
 from mmaccel.testing.contract import Interrupted, broken_after
-from mmaccel.vlm import CompressKV, SelectKV
+from mmaccel.vlm import CompressKV, SelectKV, VidCom2, visual_examples
 from mmaccel.vlm.decoder import generation
 
 METHODS = (SelectKV(budget=0.3, dense_layers=0), CompressKV(budget=0.3), CompressKV(budget=0.3, head_budgets=True))
@@ -101,6 +101,21 @@ def test_a_prefix_of_peft_is_left_to_the_model(method, more):
         assert fast.report.warnings == [f"{method} ran plainly: peft begins a cache of its own with a prefix"]
         fast.generate(**call())
         assert fast.report.engaged and not fast.report.warnings, "without the adapter"
+
+
+@pytest.mark.parametrize("family", ("onevision", "qwen2_5_vl"))
+def test_a_prefix_of_peft_before_pictures_is_left_to_the_model(family):
+    """It takes no embeddings in place of a prompt, or drops the positions of what is left of the clip."""
+    model, arguments = getattr(visual_examples, family)()
+    tuned = get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)).eval()
+    given = arguments(1, max_new_tokens=8)
+    plain, method = tuned.generate(**given), VidCom2(keep=0.5)
+    with mmaccel.accelerate(model, method) as fast:
+        assert torch.equal(tuned.generate(**given), plain)
+        why = "another library prepares its passes (prompt tuning of peft)"
+        assert fast.report.warnings == [f"{method} ran plainly: {why}"]
+        fast.generate(**given)
+        assert fast.report.engaged, "without the adapter"
 
 
 @ALL

@@ -728,6 +728,13 @@ def test_training_that_keeps_no_cache_is_left_to_the_model(method):
         assert "gradient checkpointing" in fast.report.warnings[0] and fast.report.tokens == 8
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_no_name_is_asked_for_of_which_transformers_warns(llama):
+    with mmaccel.accelerate(llama, METHODS[0]) as fast:
+        fast.generate(**call())
+        assert not fast.report.warnings
+
+
 @pytest.mark.parametrize("batch", (1, 3))
 def test_processors_know_the_padding_of_their_row(llama, batch):
     """transformers leaves padding out of the penalty by a length for each row."""

@@ -1,11 +1,14 @@
 """Models and texts that drafts would change: they are refused, left to the model's own loop, or drafted in chains."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from draft_models import call, sharp
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from quantized_weight import QuantizedWeight
+from torch.nn import functional
 from transformers import (
     IdeficsConfig,
     IdeficsForVisionText2Text,
@@ -176,14 +179,51 @@ def test_adapters_that_begin_at_a_word_are_left_to_the_model(method, tmp_path):
         assert "an aLoRA adapter counts its tokens from the end of each pass" in fast.report.warnings[0]
 
 
+class PerTensor:
+    """What torchao calls one scale for all tokens of a pass."""
+
+
+class ScaledTogether(QuantizedWeight):
+    """Of a layer that quantizes what it gets by the largest of all its numbers, as torchao can."""
+
+    act_quant_kwargs = SimpleNamespace(granularity=PerTensor())
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is functional.linear:
+            scale = args[0].abs().amax() / 127
+            args = ((args[0] / scale).round() * scale, *args[1:])
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def scaled_together(model, kind=ScaledTogether):
+    for layer in (each for each in model.modules() if isinstance(each, torch.nn.Linear)):
+        layer.weight = torch.nn.Parameter(kind(layer.weight.detach()), requires_grad=False)
+
+
+def dynamic_int8(model):
+    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True).eval()
+
+
+@pytest.mark.parametrize("quantize", (dynamic_int8, scaled_together), ids=lambda quantize: quantize.__name__)
 @pytest.mark.parametrize("method", (*METHODS, StoredContext(least=16)), ids=lambda method: method.name)
-def test_layers_that_round_a_token_by_all_others_of_a_pass_are_left_to_the_model(method, tmp_path):
-    """In dynamic int8 a token has other numbers among drafts than alone, and a text would part from the plain one."""
+def test_layers_that_round_a_token_by_all_others_of_a_pass_are_left_to_the_model(method, quantize, tmp_path):
+    """There a token has other numbers among drafts than alone, and a text would part from the plain one."""
     method = replace(method, folder=str(tmp_path)) if isinstance(method, StoredContext) else method
     model = examples.llama()[0]
-    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True).eval()
+    quantize(model)
     given = call(max_new_tokens=60)
     plain = model.generate(**given)
     with mmaccel.accelerate(model, method) as fast:
         assert torch.equal(fast.generate(**given), plain) and not fast.report.engaged
-        assert any("dynamic int8, which round a token by all others" in text for text in fast.report.warnings)
+        assert any("quantized layers which round a token by all others" in text for text in fast.report.warnings)
+
+
+@pytest.mark.parametrize("calibrated", (False, True))
+def test_layers_that_round_each_token_alone_are_drafted(calibrated):
+    """By a scale for each row, or by one that does not depend on what they get."""
+    model = examples.llama()[0]
+    scale = None if not calibrated else torch.tensor(0.1)
+    told = ScaledTogether.act_quant_kwargs if calibrated else SimpleNamespace(granularity=SimpleNamespace())
+    scaled_together(model, type("Scaled", (QuantizedWeight,), {"act_quant_kwargs": told, "act_quant_scale": scale}))
+    check_drafted(model, call())

@@ -245,6 +245,21 @@ def test_a_quantized_matrix_is_read_once(llama, tmp_path, monkeypatch):
         matrix.weight = kept
 
 
+def test_a_vocabulary_that_is_resized_in_a_session(tmp_path):
+    """As for tokens of a chat's roles: texts may have tokens that the head had no embedding for."""
+    model = examples.llama(num_hidden_layers=4)[0]
+    path, given = eagle_heads.write(tmp_path, model, own=False), call()
+    with mmaccel.accelerate(model, EagleDraft(head=path, always=True)) as fast:
+        fast.generate(**given)
+        model.resize_token_embeddings(72)
+        given["input_ids"][0, 5:9] = 71
+        fast.generate(**given)
+        assert fast.report.details["drafted"] and not fast.report.warnings
+        model.resize_token_embeddings(60)
+        with pytest.raises(UnsupportedTargetError, match="drafts token 62, which LlamaForCausalLM has not"):
+            fast.generate(**call())
+
+
 def test_a_window_is_that_of_the_mask(llama, tmp_path):
     path = eagle_heads.write(tmp_path, llama)
     told_otherwise(sliding_window=5, layer_types=["sliding_attention"])(tmp_path)

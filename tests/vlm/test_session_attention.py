@@ -283,12 +283,31 @@ def test_attention_that_is_switched_within_a_session_is_that_of_the_model(method
             with mmaccel.accelerate(model, method) as fast:
                 model.set_attn_implementation(name)
                 assert torch.equal(fast.generate(**given), plain)
+                said = f"{method} ran plainly: attn_implementation was set to {name!r} since accelerate(), call"
+                assert fast.report.warnings == [f"{said} model.set_attn_implementation('sdpa')"]
                 model.set_attn_implementation("sdpa")
                 fast.generate(**given)
-                assert fast.report.engaged
+                assert fast.report.engaged and not fast.report.warnings
     finally:
         private.unregister_attention("other")
     assert {*names} == {"other"}
+
+
+@pytest.mark.parametrize("batch", (1, 2))
+def test_switched_attention_refuses_a_cache_that_it_cannot_read(batch):
+    """Rows of a padded batch keep different numbers of tokens, of which only the session's attention knows."""
+    model, arguments = examples.llama()
+    with mmaccel.accelerate(model, CompressKV(budget=0.3)) as fast:
+        result = fast.generate(**arguments(batch), return_dict_in_generate=True)
+        cache = result.past_key_values
+        call = {"input_ids": result.sequences, "past_key_values": cache, "max_new_tokens": 3, "do_sample": False}
+        model.set_attn_implementation("eager")
+        if batch == 1:
+            assert fast.generate(**call).shape == (1, result.sequences.shape[1] + 3)
+        else:
+            with pytest.raises(ValueError, match="with attn_implementation='sdpa'"):
+                fast.generate(**call)
+        model.set_attn_implementation("sdpa")
 
 
 def test_each_beam_has_the_pictures_of_its_prompt():

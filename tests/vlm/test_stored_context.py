@@ -19,7 +19,7 @@ from mmaccel.cache import ContextStore, context_store
 from mmaccel.cache.model_hash import model_hash
 from mmaccel.demos.families import visual_models
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
-from mmaccel.vlm import CompressKV, HoliTom, SparsePrefill, StoredContext, SuffixDecoding, examples
+from mmaccel.vlm import CompressKV, FusedDraft, HoliTom, SparsePrefill, StoredContext, SuffixDecoding, examples
 from mmaccel.vlm.context.prompt import ContextPrompt, unfit_for_context
 
 LENGTH = 80
@@ -417,9 +417,31 @@ def test_calls_that_run_plainly_say_why(llama, stored, more, word):
         assert "fewer than least=20 tokens" in fast.report.warnings[0]
 
 
-def test_a_prompt_that_is_written_anew_is_left_to_the_model(llama):
+@pytest.mark.parametrize("more", ({"token_healing": True}, {"penalty_alpha": 0.6}, {"dola_layers": "low"}), ids=str)
+def test_a_prompt_that_is_read_otherwise_is_left_to_the_model(llama, more):
     model, arguments = llama
-    assert unfit_for_context(model, arguments(token_healing=True)) == "token_healing was given"
+    assert unfit_for_context(model, arguments(**more)) == f"{next(iter(more))} was given"
+
+
+def reads_all(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+    """A loop of the caller's own, whose first pass reads all of a prompt, whatever the cache holds."""
+    for step in range(4):
+        count = 1 if step else None
+        inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=count, **kwargs)
+        input_ids = torch.cat([input_ids, model(**inputs).logits[:, -1:].argmax(-1)], 1)
+    return input_ids
+
+
+def test_loops_of_the_caller_read_the_prompt_themselves(llama, stored):
+    model, arguments = llama
+    plain = model.generate(**arguments(), custom_generate=reads_all)
+    drafts = FusedDraft(always=True).custom_generate()
+    with mmaccel.accelerate(model, stored) as fast:
+        wanted = fast.generate(**arguments())
+        assert torch.equal(fast.generate(**arguments(), custom_generate=reads_all), plain)
+        assert fast.report.warnings == ["vlm.StoredContext ran plainly: custom_generate was given"]
+        assert torch.equal(fast.generate(**arguments(), custom_generate=drafts), wanted)
+        assert context(fast)["from_store"] == 64
 
 
 def test_weights_that_lie_elsewhere_are_left_to_the_model(llama):

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mmaccel.cache.argument import CACHE_NAMES
 from mmaccel.cache.hook_state import why_incomparable
 from mmaccel.cache.model_hash import content_hash, prefix_hashes
+from mmaccel.decoding.custom_generate import is_drafted
 from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.decoding.setting import mask_of, prompt_ids, setting, why_adapted, why_no_cache
 from mmaccel.decoding.unfit import moving_rotary
@@ -26,6 +27,7 @@ BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
 OTHER_READING = (
     "cache_implementation", "prefill_chunk_size", "output_attentions", "output_hidden_states",
     "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing",
+    "penalty_alpha", "dola_layers", "constraints", "force_words_ids",
 )  # fmt: skip
 # Arguments of a model that say nothing of what a prompt contains.
 OTHERS = {"input_ids", "attention_mask", *CACHE_NAMES, "use_cache", "logits_to_keep", "return_dict", "labels"}
@@ -60,6 +62,9 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     for name in (*CACHE_NAMES, "position_ids", "assistant_model"):
         if kwargs.get(name) is not None:
             return f"{name} was given"
+    loop = kwargs.get("custom_generate")
+    if loop is not None and not is_drafted(loop):  # which may read all of a prompt behind what is stored, or no cache
+        return "custom_generate was given"
     if setting(model, kwargs, "use_cache") is False:
         return "use_cache=False was given"
     for name in OTHER_READING:

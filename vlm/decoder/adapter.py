@@ -228,6 +228,7 @@ class DecoderAdapter(Adapter):
     ) -> Any:
         """Replaces `generate` of the model."""
         attention.run = run = GenerateRun(guessing=guessing(self.target, kwargs))
+        self._follow(attention, run)
         try:
             prompt = self.begin(attention.methods, run, kwargs)
             cache = bring_cache(self.target, self.text_config, attention, run, kwargs)
@@ -237,6 +238,17 @@ class DecoderAdapter(Adapter):
         report.tokens = report.tokens or tokens_made(result, kwargs)  # drafts count them without padding
         fill(report, attention, run, cache)
         return result if prompt is None else self.end(prompt, report, result, kwargs)
+
+    def _follow(self, attention: SessionAttention, run: GenerateRun) -> None:
+        """Notice where the model was set to another attention than the one that ours stands before."""
+        asked = private.attention_name(self.text_config)
+        attention.active = asked == "sdpa"
+        for method in () if attention.active else attention.methods:
+            if method.attends and not method.is_neutral:
+                run.warn(
+                    f"{method} ran plainly: attn_implementation was set to {asked!r} since accelerate(), call"
+                    " model.set_attn_implementation('sdpa')"
+                )
 
     def begin(self, methods: Sequence[DecoderMethod], run: GenerateRun, kwargs: dict[str, Any]) -> Prompt | None:
         """Before a call of `generate`: replaces the prompt in its arguments; None leaves it as it is."""

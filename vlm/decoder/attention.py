@@ -26,7 +26,7 @@ class SessionAttention:
     Attributes
     ----------
     active
-        Whether the session is attached.
+        Whether the session is attached, and the model's attention is still the one that it stands before.
     run
         The call of `generate` that this thread makes.
     prompts_only

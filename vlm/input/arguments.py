@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmaccel.decoding.setting import pass_device, prompt_ids, setting
+from mmaccel.decoding.setting import pass_device, prompt_ids, setting, why_prepared
 from mmaccel.errors import PromptError, SettingError
 
 from ..decoder.columns import COLUMNS
@@ -63,7 +63,7 @@ def unfit_prompt(target: Any, kwargs: dict[str, Any], reads_tower: bool) -> str 
         return "prefill_chunk_size was given"
     if reads_tower and kwargs.get(FEATURES):
         return f"it reads inside the vision tower, which does not run where {FEATURES} are given: give pixels"
-    return None
+    return why_prepared(target)
 
 
 def unfit_beside(target: Any, kwargs: dict[str, Any], inputs: dict[str, Any]) -> str | None:

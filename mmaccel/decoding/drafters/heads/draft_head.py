@@ -45,10 +45,15 @@ class DraftHead(nn.Module):
         self._borrows: tuple[bool, bool] | None = None  # embedding and output, from the model
         self._shared = False, False  # embedding and output, with the model: the same memory
         self._at: tuple[torch.device, torch.dtype] | None = None
+        self._tokens = 0  # of the model
 
     @property
     def device(self) -> torch.device:
         return self.fc.weight.device
+
+    def has_tokens_of(self, model: Any) -> bool:
+        """Whether the model still has as many tokens as when the head was loaded."""
+        return self._tokens == len(model.get_input_embeddings().weight)
 
     def rotary(self, model: Any) -> nn.Module:
         """Rotary embeddings, on any device."""
@@ -79,7 +84,7 @@ class DraftHead(nn.Module):
         self.embedding, self.output = self.embedding.to(*at), self.output.to(*at)
         self._shared = _is_same(self.embedding, model.get_input_embeddings().weight), _is_same(self.output, weight)
         self.drafted = self.draft_tokens.tolist()
-        self._at = at
+        self._at, self._tokens = at, len(model.get_input_embeddings().weight)
         return self
 
     @property
