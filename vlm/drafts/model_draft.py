@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from operator import ne
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -122,8 +123,16 @@ def _check(assistant: Any, model: Any) -> None:
     config = assistant.config.get_text_config(decoder=True)
     if not hasattr(config, "vocab_size"):
         raise SettingError(
-            f"{name} has no vocabulary of its own, as DFlash's drafters: give a plain decoder of the same tokenizer"
+            f"{name} has no vocabulary of its own, as DFlash's drafters: give a plain decoder of the same tokenizer, or"
+            " its folder to vlm.DFlashDraft(head=...)"
         )
+    if "shared_kv_states" in signature(assistant.forward).parameters:
+        raise SettingError(
+            f"{name} reads the keys of the model itself, which only the loop of transformers hands to it: give a plain"
+            " decoder of the same tokenizer, or say vlm.FusedDraft(), which leaves calls with an assistant to that loop"
+        )
+    if assistant.get_output_embeddings() is None:
+        raise SettingError(f"{name} has no lm_head: load it with AutoModelForCausalLM")
     sizes = config.vocab_size, _vocabulary(model)
     if abs(sizes[0] - sizes[1]) > CLOSE * max(sizes):
         raise SettingError(
