@@ -71,7 +71,6 @@ class DraftHead(nn.Module):
             setattr(self.get_submodule(module), last, value.to(at[0]))
         self.rotary_emb = self.rotary(model).to(at[0])  # whose frequencies stay in float32
         self._take(theirs, model.config.get_text_config(decoder=True).vocab_size, at)
-        self._shared = _is_same(self.embedding, theirs[0]), _is_same(self.output, theirs[1])
         self.drafted = self.draft_tokens.tolist()
         self._at, self._theirs = at, theirs
         return self
@@ -95,6 +94,7 @@ class DraftHead(nn.Module):
             self.output = self.output[known]
         if len(self.embedding) < vocabulary:  # nothing was learned of tokens that were added
             self.embedding = functional.pad(self.embedding, (0, 0, 0, vocabulary - len(self.embedding)))
+        self._shared = _is_same(self.embedding, theirs[0]), _is_same(self.output, theirs[1])
 
     @property
     def bytes(self) -> int:
