@@ -7,6 +7,8 @@ import torch
 from draft_models import PARTS, sharp
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GlmMoeDsaConfig,
@@ -37,6 +39,12 @@ def glm4_moe():
     """A mixture of experts behind a dense layer."""
     experts = {**PARTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     return sharp(Glm4MoeForCausalLM, Glm4MoeConfig, head_dim=8, **experts)
+
+
+def exaone4():
+    """Only layers with a window turn their tokens, as the first is one."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return sharp(Exaone4ForCausalLM, Exaone4Config, head_dim=8, sliding_window=16, layer_types=kinds)
 
 
 def mellum():

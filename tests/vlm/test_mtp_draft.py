@@ -4,7 +4,7 @@ import mtp_layers
 import pytest
 import torch
 from draft_models import NEW, call, deepseek_v3, qwen3_next
-from mtp_layers import DEEPSEEK, QWEN, glm4_moe, glm_moe_dsa, mellum, qwen3_5
+from mtp_layers import DEEPSEEK, QWEN, exaone4, glm4_moe, glm_moe_dsa, mellum, qwen3_5
 from torch.nn import functional
 from transformers import AutoModelForImageTextToText, DynamicCache
 from transformers.modeling_layers import MtpModel
@@ -21,6 +21,7 @@ KINDS = {
     "glm4_moe": (glm4_moe, DEEPSEEK, True),
     "deepseek_v3": (deepseek_v3, DEEPSEEK, True),
     "mellum": (mellum, QWEN, True),
+    "exaone4": (exaone4, QWEN, False),
     "llama": (lambda: examples.llama()[0], QWEN, False),
 }
 
@@ -66,6 +67,13 @@ def test_a_layer_is_computed_as_transformers_does(kind, tmp_path, monkeypatch):
     mask = torch.ones(count, count, dtype=torch.bool).tril().triu(1 - (ours.config.window or count))[None, None]
     found = ours(ids[:, 1:], ours.join(states[0][:, :-1]), places, mask, DynamicCache())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_whose_kind_is_not_said_is_as_the_first_where_that_has_a_window():
+    """As vLLM reads EXAONE 4.5, whose other layers do not turn their tokens."""
+    config = mtp_layers.random_head(exaone4()).config
+    assert config.layer_types == ["sliding_attention"] and config.window == 16
+    assert mtp_layers.random_head(qwen3_5()).config.layer_types == ["full_attention"]
 
 
 def test_a_layer_that_was_trained_is_mostly_right(tmp_path):

@@ -50,10 +50,10 @@ class ModelDraft(FusedDraft):
     Raises
     ------
     SettingError
-        If a setting is out of range; from `generate`, if the assistant is no loaded model, has a vocabulary of another
-        size or no cache that can be cropped, or is the model itself, and if the call's `assistant_tokenizer` has other
-        tokens than its `tokenizer`. Without these another tokenizer of the same size is not noticed: its guesses are
-        never right, and it is soon no longer asked.
+        If a setting is out of range; from `generate`, if the assistant is no loaded model, has no output, a vocabulary
+        of another size or no cache that can be cropped, is the model itself, or reads the keys of the model, as those
+        of Gemma 4 do, and if the call's `assistant_tokenizer` has other tokens than its `tokenizer`. Without these
+        another tokenizer of the same size is not noticed: its guesses are never right, and it is soon no longer asked.
 
     Examples
     --------

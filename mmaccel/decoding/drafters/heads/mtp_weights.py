@@ -23,6 +23,7 @@ PARTS = {  # as DeepSeek, GLM and others call them, and as Qwen, EXAONE and othe
     "eh_proj": "fc", "fc": "fc",
     "shared_head.norm": "norm", "norm": "norm",
 }  # fmt: skip
+SLIDING = "sliding_attention"
 SHARED = ("embed_tokens.", "shared_head.head.", "lm_head.")  # the model's own once more
 OTHER = re.compile(r"\bmtp")  # names of layers that are laid out otherwise, as those of Ernie and Inkling
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -151,7 +152,8 @@ def layer_configuration(model: Any, is_sparse: bool) -> PretrainedConfig:
     """Of one layer of the model's kind."""
     config = copy.deepcopy(model.config.get_text_config(decoder=True))
     count = config.num_hidden_layers
-    kinds = getattr(config, "mtp_layer_types", None) or ["full_attention"]
+    first = list(getattr(config, "layer_types", None) or ())[:1]  # whose kind EXAONE 4.5 means, which does not say
+    kinds = getattr(config, "mtp_layer_types", None) or (first if first == [SLIDING] else ["full_attention"])
     told: dict[str, Any] = {
         "layer_types": kinds[:1],
         "mlp_layer_types": ["sparse" if is_sparse else "dense"],
@@ -164,6 +166,6 @@ def layer_configuration(model: Any, is_sparse: bool) -> PretrainedConfig:
             setattr(config, name, value)
     config.num_hidden_layers, config._attn_implementation = 1, "sdpa"
     config.layers_read = (count,)
-    config.window = config.sliding_window if kinds[0] == "sliding_attention" else None
+    config.window = config.sliding_window if kinds[0] == SLIDING else None
     config.hidden_first = bool(getattr(config, "mtp_hidden_states_first", False))
     return config

@@ -47,15 +47,22 @@ def weights_of(path: str) -> dict[str, Tensor]:
 
 def files_of(path: str, given: str = "head=") -> dict[str, str]:
     """Names of all tensors of a checkpoint, and of the files they are in, of which none but an index is downloaded."""
-    try:
-        index = cached_file(path, INDEX, _raise_exceptions_for_missing_entries=False)
-    except OSError:  # it is asked for once more below, and says why
-        index = None
+    found = _cached(path, ONE)
+    index = _cached(path, INDEX) if found is None else None
     if index is not None:
         names: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
         return names
-    with safe_open(file_of(path, ONE, given), "pt") as file:
+    with safe_open(found or file_of(path, ONE, given), "pt") as file:
         return dict.fromkeys(file.keys(), ONE)
+
+
+def _cached(path: str, name: str) -> str | None:
+    """A file of a checkpoint, downloaded where it has to be; None where there is none, or it cannot be had."""
+    try:
+        found: str | None = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+    except OSError:  # it is asked for once more, and says why
+        return None
+    return found
 
 
 def tensors_of(path: str, files: dict[str, str], given: str = "head=") -> dict[str, Tensor]:
