@@ -6,7 +6,18 @@ import re
 import torch
 from draft_models import PARTS, sharp
 from safetensors.torch import load_file, save_file
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import (
+    Exaone4Config,
+    Exaone4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
+    MellumConfig,
+    MellumForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from mmaccel.decoding.drafters.heads.mtp_head import MTPHead
 from mmaccel.decoding.drafters.heads.mtp_weights import layer_configuration
@@ -28,6 +39,27 @@ def glm4_moe():
     """A mixture of experts behind a dense layer."""
     experts = {**PARTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     return sharp(Glm4MoeForCausalLM, Glm4MoeConfig, head_dim=8, **experts)
+
+
+def exaone4():
+    """Only layers with a window turn their tokens, as the first is one."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return sharp(Exaone4ForCausalLM, Exaone4Config, head_dim=8, sliding_window=16, layer_types=kinds)
+
+
+def mellum():
+    """Layers with a window turn their tokens otherwise, and that of multi-token prediction is one of these."""
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    experts = {**PARTS, "num_experts": 4, "num_mtp_layers": 1}
+    return sharp(MellumForCausalLM, MellumConfig, head_dim=8, sliding_window=16, layer_types=kinds, **experts)
+
+
+def glm_moe_dsa():
+    """Latent attention to tokens that each layer chooses."""
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    index = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2}
+    experts = {**PARTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    return sharp(GlmMoeDsaForCausalLM, GlmMoeDsaConfig, num_key_value_heads=4, **ranks, **index, **experts)
 
 
 def random_head(model, is_sparse=False, seed=0):

@@ -5,12 +5,13 @@ import pytest
 import torch
 from draft_models import NEW, call, deepseek_v3, gemma3, qwen3_next
 from quantized_weight import QuantizedWeight, quantize
-from spoiled_heads import told_otherwise, without
+from spoiled_heads import changed, in_two_files, told_otherwise, without
 from transformers import DynamicCache
 
 import mmaccel
 from mmaccel.decoding.drafters import assistant
 from mmaccel.decoding.drafters.assistant import AssistantCost
+from mmaccel.decoding.drafters.heads import published
 from mmaccel.decoding.drafters.heads import steps as head_steps
 from mmaccel.decoding.drafters.heads.eagle_weights import load_head
 from mmaccel.decoding.drafters.heads.guesses import HeadGuesses
@@ -245,19 +246,60 @@ def test_a_quantized_matrix_is_read_once(llama, tmp_path, monkeypatch):
         matrix.weight = kept
 
 
-def test_a_vocabulary_that_is_resized_in_a_session(tmp_path):
-    """As for tokens of a chat's roles: texts may have tokens that the head had no embedding for."""
+def test_a_head_in_several_files(llama, tmp_path):
+    whole = load_head(eagle_heads.write(tmp_path, llama), llama)
+    in_two_files(tmp_path)
+    found = load_head(str(tmp_path), llama)
+    assert all(torch.equal(value, found.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert torch.equal(found.output, whole.output) and torch.equal(found.draft_tokens, whole.draft_tokens)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(WeightsError, match="head=.*model-00002-of-00002.safetensors") as raised:
+        load_head(str(tmp_path), llama)
+    assert "save_file" not in str(raised.value), "it is in safetensors"
+
+
+def test_what_a_head_does_not_say_is_read_as_engines_do(llama, tmp_path):
+    """EAGLE's own are without, speculators' are with it: as vLLM reads them."""
+    for nested, said, expected in (
+        (False, {}, False),
+        (True, {}, True),
+        (True, {"norm_before_residual": False}, False),
+    ):
+        path = eagle_heads.write(tmp_path / f"{nested}{len(said)}", llama, nested=nested, **said)
+        assert load_head(path, llama).config.norm_before_residual is expected
+
+
+@pytest.mark.parametrize("own", (False, True), ids=("the model's matrices", "its own"))
+def test_a_model_whose_tokens_change(tmp_path, monkeypatch, own):
+    """Some are added in a session, of which nothing was learned; others were cut off before, and are not proposed."""
+    monkeypatch.setattr(published, "CLOSE", 0.6)
     model = examples.llama(num_hidden_layers=4)[0]
-    path, given = eagle_heads.write(tmp_path, model, own=False), call()
-    with mmaccel.accelerate(model, EagleDraft(head=path, always=True)) as fast:
-        fast.generate(**given)
-        model.resize_token_embeddings(72)
-        given["input_ids"][0, 5:9] = 71
-        fast.generate(**given)
-        assert fast.report.details["drafted"] and not fast.report.warnings
-        model.resize_token_embeddings(60)
-        with pytest.raises(UnsupportedTargetError, match="drafts token 62, which LlamaForCausalLM has not"):
-            fast.generate(**call())
+    path = eagle_heads.write(tmp_path, model, own=own)
+    for first, size in ((64, 66), (30, 30)):
+        given = call()
+        given["input_ids"] = given["input_ids"] % first
+        model.resize_token_embeddings(first)
+        with mmaccel.accelerate(model, EagleDraft(head=path, always=True)) as fast:
+            fast.generate(**given)
+            model.resize_token_embeddings(size)
+            given["input_ids"] = torch.where(given["input_ids"] % 7 == 0, size - 1, given["input_ids"])
+            written = fast.generate(**given)
+            assert fast.report.details["drafted"] and not fast.report.warnings
+        assert torch.equal(model.generate(**given), written)
+
+
+def test_nothing_is_known_of_tokens_that_were_added_but_by_the_models_own_embedding(tmp_path, monkeypatch):
+    monkeypatch.setattr(published, "CLOSE", 0.1)
+    model = examples.llama(num_hidden_layers=4)[0]
+    path = eagle_heads.write(tmp_path, model)
+    head = load_head(path, model)
+    own = head.embedding
+    model.resize_token_embeddings(66)
+    grown = head.beside(model).embedding
+    assert len(grown) == 66 and torch.equal(grown[:64], own) and not grown[64:].any()
+    matrix = model.get_input_embeddings().weight
+    changed(lambda found: {**found, "embed_tokens.weight": matrix[:64].detach().clone()})(tmp_path)
+    assert load_head(path, model).embedding.data_ptr() == matrix.data_ptr(), "the same once more"
 
 
 def test_a_window_is_that_of_the_mask(llama, tmp_path):
@@ -417,6 +459,22 @@ def test_without_a_head_it_drafts_as_fused_draft_and_says_so(llama):
         ),
         (told_otherwise(target_hidden_size=64), UnsupportedTargetError, "model of hidden size 64, .* has 32: give"),
         (told_otherwise(intermediate_size=64), WeightsError, "is not what its config.json says"),
+        (without("d2t"), WeightsError, "has no d2t, which says which 32 tokens it drafts"),
+        (
+            changed(lambda found: {**found, "fc.weight_scale": torch.ones(1)}),
+            WeightsError,
+            r"is quantized \(fc.weight_scale\), .* give the one that it was made from",
+        ),
+        (
+            changed(lambda found: {**found, "fc.weight": found["fc.weight"].to(torch.float8_e4m3fn)}),
+            WeightsError,
+            r"is quantized \(fc.weight in float8_e4m3fn\)",
+        ),
+        (
+            changed(lambda found: {**found, "embed_tokens.weight": torch.zeros(32, 32)}),
+            UnsupportedTargetError,
+            "has embeddings of 32 tokens, LlamaForCausalLM has 64: give the head that was trained for it",
+        ),
     ),
     ids=(
         "pickled",
@@ -432,6 +490,10 @@ def test_without_a_head_it_drafts_as_fused_draft_and_says_so(llama):
         "layers",
         "other model",
         "other sizes",
+        "no numbers",
+        "quantized",
+        "float8",
+        "other vocabulary",
     ),  # fmt: skip
 )
 def test_what_is_no_head_for_the_model_is_refused(llama, tmp_path, spoiled, error, said):

@@ -19,6 +19,13 @@ from mmaccel.vlm import FusedDraft, ModelDraft, TokenRecycling, examples, visual
 from mmaccel.vlm.drafts import model_draft
 
 
+class ReadsKeys(LlamaForCausalLM):
+    """As the assistants of Gemma 4."""
+
+    def forward(self, inputs_embeds=None, shared_kv_states=None, **more):
+        raise ValueError("inputs_embeds and shared_kv_states cannot be None.")
+
+
 @pytest.fixture(scope="module")
 def llama():
     return examples.llama()[0]
@@ -225,8 +232,13 @@ def test_its_time_is_no_part_of_a_pass():
         (lambda model: hybrid(), "assistant_model=Qwen3NextForCausalLM has no cache that guesses can be taken back"),
         (lambda model: "small", r"assistant_model='small' is no model: load it with from_pretrained\(\) first"),
         (lambda model: small().to("meta"), "assistant_model=LlamaForCausalLM has no weights yet, its device is meta"),
+        (lambda model: small().model, "assistant_model=LlamaModel has no lm_head: load it with AutoModelForCausalLM"),
+        (
+            lambda model: ReadsKeys(small().config),
+            "assistant_model=ReadsKeys reads the keys of the model .* vlm.Fused",
+        ),
     ),
-    ids=("itself", "vocabulary", "no vocabulary", "state", "name", "meta"),
+    ids=("itself", "vocabulary", "no vocabulary", "state", "name", "meta", "no output", "no keys"),
 )
 def test_what_cannot_help_is_refused(llama, assistant, said):
     given = call()

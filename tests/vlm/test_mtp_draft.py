@@ -4,7 +4,7 @@ import mtp_layers
 import pytest
 import torch
 from draft_models import NEW, call, deepseek_v3, qwen3_next
-from mtp_layers import DEEPSEEK, QWEN, glm4_moe, qwen3_5
+from mtp_layers import DEEPSEEK, QWEN, exaone4, glm4_moe, glm_moe_dsa, mellum, qwen3_5
 from torch.nn import functional
 from transformers import AutoModelForImageTextToText, DynamicCache
 from transformers.modeling_layers import MtpModel
@@ -20,6 +20,8 @@ KINDS = {
     "qwen3_next": (qwen3_next, QWEN, True),
     "glm4_moe": (glm4_moe, DEEPSEEK, True),
     "deepseek_v3": (deepseek_v3, DEEPSEEK, True),
+    "mellum": (mellum, QWEN, True),
+    "exaone4": (exaone4, QWEN, False),
     "llama": (lambda: examples.llama()[0], QWEN, False),
 }
 
@@ -47,10 +49,11 @@ def test_the_text_is_the_models(kind, batch, pad, sampled, tmp_path):
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("kind", ("glm4_moe", "deepseek_v3"))
+@pytest.mark.parametrize("kind", ("glm4_moe", "deepseek_v3", "mellum"))
 def test_a_layer_is_computed_as_transformers_does(kind, tmp_path, monkeypatch):
     model = saved(tmp_path, kind)
-    monkeypatch.setattr(model, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.3\."])  # not of 61 layers
+    if kind != "mellum":
+        monkeypatch.setattr(model, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.3\."])  # not of 61 layers
     theirs = MtpModel.from_pretrained(model)
     ours = load_mtp(str(tmp_path), find_layers(str(tmp_path), model), model)
     ids = call(1)["input_ids"]
@@ -61,9 +64,16 @@ def test_a_layer_is_computed_as_transformers_does(kind, tmp_path, monkeypatch):
     count = ids.shape[1] - 1
     places = torch.arange(1, count + 1)[None]
     expected = theirs.forward_layer(0, normed[:, :-1], places, DynamicCache(), input_ids=ids[:, 1:])
-    mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
+    mask = torch.ones(count, count, dtype=torch.bool).tril().triu(1 - (ours.config.window or count))[None, None]
     found = ours(ids[:, 1:], ours.join(states[0][:, :-1]), places, mask, DynamicCache())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_whose_kind_is_not_said_is_as_the_first_where_that_has_a_window():
+    """As vLLM reads EXAONE 4.5, whose other layers do not turn their tokens."""
+    config = mtp_layers.random_head(exaone4()).config
+    assert config.layer_types == ["sliding_attention"] and config.window == 16
+    assert mtp_layers.random_head(qwen3_5()).config.layer_types == ["full_attention"]
 
 
 def test_a_layer_that_was_trained_is_mostly_right(tmp_path):
@@ -164,6 +174,25 @@ def test_layers_of_another_model_or_kind_are_refused(tmp_path):
         mmaccel.accelerate(model, MTPDraft())
 
 
+def test_layers_that_are_laid_out_otherwise_are_refused_by_name(tmp_path):
+    """As those of Ernie 4.5: there are some, and to name another checkpoint would not help."""
+
+    def as_ernie(found):
+        return {name.replace("mtp.", "model.mtp_block.0."): value for name, value in found.items()}
+
+    model = saved(tmp_path, "llama", change=as_ernie)
+    with pytest.raises(UnsupportedTargetError, match=r"names that are not known, as model.mtp_block.0.*: use"):
+        mmaccel.accelerate(model, MTPDraft())
+
+
+def test_layers_that_need_more_than_a_head_is_given_are_refused_before_a_text(tmp_path):
+    """As those that choose which tokens they attend to."""
+    model = glm_moe_dsa()
+    model = mtp_layers.write(tmp_path, model, mtp_layers.random_head(model, True), DEEPSEEK)
+    with pytest.raises(UnsupportedTargetError, match="the MTP layer of GlmMoeDsaForCausalLM needs more .*: use vlm.Fu"):
+        mmaccel.accelerate(model, MTPDraft())
+
+
 def test_a_model_made_from_another_checkpoint_is_given_the_layer_by_name(tmp_path):
     model = saved(tmp_path, "llama")
     own = examples.llama()[0]
@@ -201,6 +230,28 @@ def test_states_of_prompts_that_were_pruned_are_not_taken_for_those_of_other_tok
     with mmaccel.accelerate(model, FastV(), MTPDraft(always=True)) as fast:
         fast.generate(**given)
     assert [len(states) for states in told[0]] == [1], "of the prompt only the last token's is sure"
+
+
+def test_nor_are_they_beside_a_text_that_keeps_all_of_its_tokens(tmp_path, monkeypatch):
+    """Then the others are filled up to its length: of them only what stands behind the last dropped token is sure."""
+    model, arguments = visual_examples.qwen3_vl()
+    model = mtp_layers.write(tmp_path, model, mtp_layers.random_head(model))
+    given, one, told, learn = arguments(2), arguments(1), {}, HeadGuesses.learn
+    plain = given["input_ids"][1]
+    plain[given["mm_token_type_ids"][1] > 0], plain[:3] = 9, 8
+    given |= {name: one[name] for name in ("pixel_values_videos", "video_grid_thw")}
+    given["attention_mask"][1], given["mm_token_type_ids"][1] = 1, 0
+
+    def learned(self, *rest):
+        learn(self, *rest)
+        told.setdefault(self.row, sum(map(len, self._unread)))
+
+    monkeypatch.setattr(HeadGuesses, "learn", learned)
+    with mmaccel.accelerate(model, FastV(keep=0.2), MTPDraft(always=True)) as fast:
+        fast.generate(**given)
+    count = len(plain)
+    behind = count - 1 - int(given["mm_token_type_ids"][0].nonzero().max())
+    assert told[1] == count and behind <= told[0] < count / 2
 
 
 def test_calls_that_are_left_to_the_model_are_not_told_that_there_is_no_layer(tmp_path):

@@ -50,8 +50,8 @@ class DFlashDraft(PublishedDraft):
         If the draft model was trained for a model of other sizes or another vocabulary, or the model has no such
         layers.
     WeightsError
-        If the draft model cannot be had, is not in safetensors, or is one of DFlash 2, Domino or DSpark, which guess
-        otherwise.
+        If the draft model cannot be had, is not in safetensors, is quantized, or is one of DFlash 2, Domino or DSpark,
+        which guess otherwise.
 
     Examples
     --------

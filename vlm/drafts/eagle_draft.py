@@ -32,8 +32,9 @@ class EagleDraft(PublishedDraft):
     Parameters
     ----------
     head
-        Folder or Hub repository with the `config.json` and the `model.safetensors` of the head, as EAGLE, SpecForge,
-        AngelSlim and speculators write them. Default none, for the guesses of :class:`FusedDraft` alone.
+        Folder or Hub repository with the `config.json` and the `model.safetensors` of the head, in one file or several,
+        as EAGLE, SpecForge, AngelSlim and speculators write them. Default none, for the guesses of :class:`FusedDraft`
+        alone.
     always
         Verify all guesses, up to `block`, and ask the head for each, whether or not that is worth its cost; default
         False, for which passes are timed.
@@ -45,7 +46,7 @@ class EagleDraft(PublishedDraft):
     UnsupportedTargetError
         If the head was trained for a model of other sizes, or the model has no such layers.
     WeightsError
-        If the head cannot be had, or is not in safetensors.
+        If the head cannot be had, is not in safetensors, or is quantized.
 
     Examples
     --------

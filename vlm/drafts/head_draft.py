@@ -57,11 +57,11 @@ class HeadDraft(FusedDraft):
             self._head(session)
 
     def _head(self, holder: Any) -> DraftHead | None:
-        """The head, loaded once for the session and again for another vocabulary, where the model is."""
+        """The head, loaded once for the session, where the model is."""
         key = f"{self.name}, head"
-        found: DraftHead | None = holder.memory.get(key)
-        if key not in holder.memory or (found is not None and not found.has_tokens_of(holder.target)):
-            found = holder.memory[key] = self.load(holder.target)
+        if key not in holder.memory:
+            holder.memory[key] = self.load(holder.target)
+        found: DraftHead | None = holder.memory[key]
         return None if found is None else found.beside(holder.target)
 
     def layers(self, holder: Any) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from operator import ne
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -49,10 +50,10 @@ class ModelDraft(FusedDraft):
     Raises
     ------
     SettingError
-        If a setting is out of range; from `generate`, if the assistant is no loaded model, has a vocabulary of another
-        size or no cache that can be cropped, or is the model itself, and if the call's `assistant_tokenizer` has other
-        tokens than its `tokenizer`. Without these another tokenizer of the same size is not noticed: its guesses are
-        never right, and it is soon no longer asked.
+        If a setting is out of range; from `generate`, if the assistant is no loaded model, has no output, a vocabulary
+        of another size or no cache that can be cropped, is the model itself, or reads the keys of the model, as those
+        of Gemma 4 do, and if the call's `assistant_tokenizer` has other tokens than its `tokenizer`. Without these
+        another tokenizer of the same size is not noticed: its guesses are never right, and it is soon no longer asked.
 
     Examples
     --------
@@ -122,8 +123,16 @@ def _check(assistant: Any, model: Any) -> None:
     config = assistant.config.get_text_config(decoder=True)
     if not hasattr(config, "vocab_size"):
         raise SettingError(
-            f"{name} has no vocabulary of its own, as DFlash's drafters: give a plain decoder of the same tokenizer"
+            f"{name} has no vocabulary of its own, as DFlash's drafters: give a plain decoder of the same tokenizer, or"
+            " its folder to vlm.DFlashDraft(head=...)"
         )
+    if "shared_kv_states" in signature(assistant.forward).parameters:
+        raise SettingError(
+            f"{name} reads the keys of the model itself, which only the loop of transformers hands to it: give a plain"
+            " decoder of the same tokenizer, or say vlm.FusedDraft(), which leaves calls with an assistant to that loop"
+        )
+    if assistant.get_output_embeddings() is None:
+        raise SettingError(f"{name} has no lm_head: load it with AutoModelForCausalLM")
     sizes = config.vocab_size, _vocabulary(model)
     if abs(sizes[0] - sizes[1]) > CLOSE * max(sizes):
         raise SettingError(

@@ -21,13 +21,13 @@ class MTPDraft(HeadDraft):
     """Draft with the layer of multi-token prediction of the model's own checkpoint (DeepSeek-V3, 2024), beside repeats.
 
     Many models were trained with a further layer that predicts the next token but one, and are published with it:
-    Qwen3.5 of all sizes, Qwen3-Next, GLM-4.5 to 4.7, GLM-OCR; DeepSeek-V3 in bfloat16. transformers leaves it in the
-    files; here it is read from where the model was loaded, and nothing else need be downloaded. Its guesses stand in
-    one tree with those of :class:`FusedDraft`, token by token as far as its steps are worth their measured time at
-    their measured acceptance; of several such layers the first is asked each time. Greedy or sampled, one text or a
-    batch, with pictures and videos too; where a text is sampled, guesses are drawn with the random numbers that the
-    model will draw with (Gumbel coupling, Daliri et al., 2024). Exact in float32: the tokens of the model itself, and
-    with sampling those of the same random state, in a batch their distribution. With beams, an assistant or another
+    Qwen3.5 of all sizes, Qwen3-Next, GLM-4.5 to 4.7, GLM-OCR, Mellum; DeepSeek-V3 in bfloat16. transformers leaves it
+    in the files; here it is read from where the model was loaded, and nothing else need be downloaded. Its guesses
+    stand in one tree with those of :class:`FusedDraft`, token by token as far as its steps are worth their measured
+    time at their measured acceptance; of several such layers the first is asked each time. Greedy or sampled, one text
+    or a batch, with pictures and videos too; where a text is sampled, guesses are drawn with the random numbers that
+    the model will draw with (Gumbel coupling, Daliri et al., 2024). Exact in float32: the tokens of the model itself,
+    and with sampling those of the same random state, in a batch their distribution. With beams, an assistant or another
     kind of cache the model's own loop runs, and the report says so; where the checkpoint has no such layer, the guesses
     of :class:`FusedDraft` serve alone, and the report says that too.
 
@@ -48,7 +48,8 @@ class MTPDraft(HeadDraft):
     SettingError
         If a setting is out of range.
     UnsupportedTargetError
-        If the model's embedding or output is off-loaded, or its layers are of a kind that is not known.
+        If the model's embedding or output is off-loaded, or the layer is of a kind that is not known, as those of
+        DeepSeek-V3.2 and GLM-5, which choose what they attend to, and of Ernie 4.5 and MiMo.
     WeightsError
         If `checkpoint` has no such layer, if files cannot be had, or if the layer is quantized or of another model.
 

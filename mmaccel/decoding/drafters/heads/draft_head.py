@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import torch
@@ -43,27 +44,23 @@ class DraftHead(nn.Module):
         self.draft_tokens = torch.arange(draft_tokens)
         self.drafted: list[int] = []  # the same, for many look-ups
         self._borrows: tuple[bool, bool] | None = None  # embedding and output, from the model
+        self._theirs: tuple[Any, Any] = None, None  # those of the model
         self._shared = False, False  # embedding and output, with the model: the same memory
         self._at: tuple[torch.device, torch.dtype] | None = None
-        self._tokens = 0  # of the model
 
     @property
     def device(self) -> torch.device:
         return self.fc.weight.device
-
-    def has_tokens_of(self, model: Any) -> bool:
-        """Whether the model still has as many tokens as when the head was loaded."""
-        return self._tokens == len(model.get_input_embeddings().weight)
 
     def rotary(self, model: Any) -> nn.Module:
         """Rotary embeddings, on any device."""
         raise TypeError(f"{type(self).__name__} does not say how tokens are turned")  # pragma: no cover
 
     def beside(self, model: Any) -> DraftHead:
-        """The head on the device and in the type of the model it drafts for, which may have moved."""
-        weight = model.get_output_embeddings().weight
-        at = weight.device, model.dtype
-        if self._at == at:
+        """The head on the device and in the type of its model, which may have moved, or have other tokens by now."""
+        theirs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        at = theirs[1].device, model.dtype
+        if self._at == at and all(map(is_, theirs, self._theirs)):
             return self
         self._borrows = self._borrows or (self.embedding is None, self.output is None)
         self.rotary_emb = nn.Identity()
@@ -72,20 +69,32 @@ class DraftHead(nn.Module):
         for name, value in kept.items():  # as a router's biases, which transformers keeps in float32 too
             module, _, last = name.rpartition(".")
             setattr(self.get_submodule(module), last, value.to(at[0]))
-        self.rotary_emb = self.rotary(model).to(weight.device)  # whose frequencies stay in float32
-        self.draft_tokens = self.draft_tokens.to(weight.device)
+        self.rotary_emb = self.rotary(model).to(at[0])  # whose frequencies stay in float32
+        self._take(theirs, model.config.get_text_config(decoder=True).vocab_size, at)
+        self.drafted = self.draft_tokens.tolist()
+        self._at, self._theirs = at, theirs
+        return self
+
+    def _take(self, theirs: tuple[Any, Any], vocabulary: int, at: tuple[torch.device, torch.dtype]) -> None:
+        """Embedding and output: the model's own, or of the head as far as the vocabulary goes."""
+        assert self._borrows is not None
+        self.draft_tokens = self.draft_tokens.to(at[0])
+        known = self.draft_tokens < vocabulary
+        are_known = bool(known.all())
+        self.draft_tokens = self.draft_tokens if are_known else self.draft_tokens[known]
         if self._borrows[0]:
-            self.embedding = dense(model.get_input_embeddings().weight)
+            self.embedding = dense(theirs[0])
         if self._borrows[1]:
-            whole = dense(weight)
-            drafts_all = torch.equal(self.draft_tokens, torch.arange(len(whole), device=weight.device))
-            self.output = whole if drafts_all else whole[self.draft_tokens]
+            whole, count = dense(theirs[1]), len(self.draft_tokens)
+            are_first = torch.equal(self.draft_tokens, torch.arange(count, device=at[0]))
+            self.output = whole[:count] if are_first else whole[self.draft_tokens]
         assert self.embedding is not None and self.output is not None
         self.embedding, self.output = self.embedding.to(*at), self.output.to(*at)
-        self._shared = _is_same(self.embedding, model.get_input_embeddings().weight), _is_same(self.output, weight)
-        self.drafted = self.draft_tokens.tolist()
-        self._at, self._tokens = at, len(model.get_input_embeddings().weight)
-        return self
+        if not (are_known or self._borrows[1]):
+            self.output = self.output[known]
+        if len(self.embedding) < vocabulary:  # nothing was learned of tokens that were added
+            self.embedding = functional.pad(self.embedding, (0, 0, 0, vocabulary - len(self.embedding)))
+        self._shared = _is_same(self.embedding, theirs[0]), _is_same(self.output, theirs[1])
 
     @property
     def bytes(self) -> int:

@@ -15,6 +15,7 @@ REPLACED = (  # of the configuration of a layer, which is told otherwise, or is 
     "architectures", "auto_map", "eagle_config", "model_type", "torch_dtype", "dtype", "_attn_implementation",
     "layer_types", "sliding_window", "use_sliding_window", "max_window_layers",
 )  # fmt: skip
+UNSAID = ("norm_before_residual",)  # switches that are on where a head of speculators does not say, as in vLLM
 
 
 def load_head(path: str, model: Any) -> EagleHead:
@@ -47,9 +48,10 @@ def configuration(path: str, model: Any) -> PretrainedConfig:
         raise WeightsError(f"{path} has a layer of {kind}, and only those of {' and '.join(KINDS)} are known")
     size, reads = told.get("target_hidden_size") or layer["hidden_size"], _layers(told, len(model.get_decoder().layers))
     require_fit(path, model, size, reads)
+    unsaid = () if layer is told else UNSAID
     given: dict[str, Any] = {
         **{name: value for name, value in layer.items() if name not in REPLACED},
-        **{name: bool(told.get(name, False)) for name in EagleHead.SWITCHES},
+        **{name: bool(told.get(name, name in unsaid)) for name in EagleHead.SWITCHES},
         **plain_rotary(layer),
         "attn_implementation": "sdpa",
         "target_hidden_size": size,

@@ -35,6 +35,8 @@ class MTPHead(DraftHead):
         )
         self.fc = nn.Linear(2 * size, size, bias=False)
         self.layer = type(decoder.layers[-1])(config, 0)
+        kinds, rope = getattr(config, "layer_types", None) or [""], getattr(config, "rope_parameters", None) or {}
+        self._turns = {"layer_type": kinds[0]} if isinstance(rope.get(kinds[0]), dict) else {}
         self.rotary_emb = nn.Identity()
 
     def rotary(self, model: Any) -> nn.Module:
@@ -50,7 +52,7 @@ class MTPHead(DraftHead):
     ) -> Tensor:
         both = [self.embedding_norm(self.embedded(tokens, hidden)), self.hidden_norm(hidden)]
         joined = self.fc(torch.cat(both[::-1] if self.config.hidden_first else both, -1))
-        turned = self.rotary_emb(joined, places)
+        turned = self.rotary_emb(joined, places, **self._turns)
         told = {"position_ids": places, "position_embeddings": turned, "past_key_values": cache}
         found = self.layer(joined, attention_mask=mask, **told)
         normed: Tensor = self.norm(found if isinstance(found, Tensor) else found[0])

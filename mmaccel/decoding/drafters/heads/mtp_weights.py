@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
-from transformers import PretrainedConfig
-from transformers.utils.hub import cached_file
+from transformers import DynamicCache, PretrainedConfig
 
 from mmaccel.errors import UnsupportedTargetError, WeightsError
 
 from .draft_head import dense
 from .mtp_head import MTPHead
-from .published import file_of
+from .published import files_of, tensors_of, why_quantized
 
-ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 GIVEN = "the layer of multi-token prediction is read from "
 PARTS = {  # as DeepSeek, GLM and others call them, and as Qwen, EXAONE and others do
     "enorm": "embedding_norm", "pre_fc_norm_embedding": "embedding_norm",
@@ -28,7 +23,9 @@ PARTS = {  # as DeepSeek, GLM and others call them, and as Qwen, EXAONE and othe
     "eh_proj": "fc", "fc": "fc",
     "shared_head.norm": "norm", "norm": "norm",
 }  # fmt: skip
+SLIDING = "sliding_attention"
 SHARED = ("embed_tokens.", "shared_head.head.", "lm_head.")  # the model's own once more
+OTHER = re.compile(r"\bmtp")  # names of layers that are laid out otherwise, as those of Ernie and Inkling
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -39,13 +36,23 @@ def find_layers(path: str, model: Any) -> dict[str, str]:
     ------
     WeightsError
         If there are no safetensors, or they cannot be had.
+    UnsupportedTargetError
+        If there is such a layer with names that are not known.
     """
     number = model.config.get_text_config(decoder=True).num_hidden_layers
     known = re.compile(rf"(.*?\b)(mtp\.|layers\.{number}\.)")
-    files = _names(path)
+    files = files_of(path, GIVEN)
     first = next((name for name in files if known.match(name) and _own(name) == "fc.weight"), "")
     begin = known.match(first)
-    return {} if begin is None else {name: file for name, file in files.items() if name.startswith(begin[0])}
+    if begin is not None:
+        return {name: file for name, file in files.items() if name.startswith(begin[0]) and _own(name)}
+    other = next((name for name in files if OTHER.search(name)), None)
+    if other is not None:
+        raise UnsupportedTargetError(
+            f"the layers of multi-token prediction of {path} have names that are not known, as {other}:"
+            " use vlm.FusedDraft()"
+        )
+    return {}
 
 
 def load_mtp(path: str, names: dict[str, str], model: Any) -> MTPHead:
@@ -58,16 +65,11 @@ def load_mtp(path: str, names: dict[str, str], model: Any) -> MTPHead:
     UnsupportedTargetError
         If the model's layers are called otherwise than a head can, or are off-loaded.
     """
-    weights: dict[str, Tensor] = {}
-    for file in sorted(set(names.values())):
-        with safe_open(file_of(path, file, GIVEN), "pt") as opened:
-            here = (name for name in names if names[name] == file)
-            weights |= {own: opened.get_tensor(name) for name in here if (own := _own(name))}
-    quantized = [name for name, value in weights.items() if not value.is_floating_point() or "scale" in name]
-    if quantized or any(value.element_size() < 2 for value in weights.values()):
+    weights = {_own(name): value for name, value in tensors_of(path, names, GIVEN).items()}
+    if why := why_quantized(weights):
         raise WeightsError(
-            f"the MTP layer of {path} is quantized ({(quantized or ['float8'])[0]}), and is read in bfloat16, float16"
-            " or float32 only: give checkpoint= of the model that it was made from"
+            f"the MTP layer of {path} is quantized ({why}), and is read in bfloat16, float16 or float32 only: give"
+            " checkpoint= of the model that it was made from"
         )
     weights = _stacked(weights)
     config = layer_configuration(model, is_sparse=any(".experts." in name for name in weights))
@@ -89,24 +91,30 @@ def load_mtp(path: str, names: dict[str, str], model: Any) -> MTPHead:
     wrong = [name for name, value in state.items() if name not in weights or weights[name].shape != value.shape]
     wrong.extend(name for name in weights if name not in state)
     if wrong:
-        raise WeightsError(f"the MTP layer of {path} is not one of {type(model).__name__}: {wrong[:3]}")
+        raise WeightsError(
+            f"the MTP layer of {path} is not one of {type(model).__name__}: {wrong[:3]}; if it was loaded from another"
+            " checkpoint, give that as checkpoint=, else use vlm.FusedDraft()"
+        )
     head.load_state_dict(weights, assign=True)
     head.draft_tokens = torch.arange(len(model.get_output_embeddings().weight))
     head.eval().requires_grad_(False).beside(model)
+    _try(head, model)
     return head
 
 
-def _names(path: str) -> dict[str, str]:
-    """Names of all tensors of a checkpoint, and of the files they are in, of which none but an index is downloaded."""
+@torch.no_grad()
+def _try(head: MTPHead, model: Any) -> None:
+    """Refuse a layer that wants more than it is given, as one that chooses which tokens it attends to."""
+    ids, cache = torch.zeros(1, 2, dtype=torch.long, device=head.device), DynamicCache()
+    hidden = head.embedded(ids, head.fc.weight)
+    seen = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=head.device).tril()
     try:
-        index = cached_file(path, INDEX, _raise_exceptions_for_missing_entries=False)
-    except OSError:  # it is asked for once more below, and says why
-        index = None
-    if index is not None:
-        names: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
-        return names
-    with safe_open(file_of(path, ONE, GIVEN), "pt") as file:
-        return dict.fromkeys(file.keys(), ONE)
+        head(ids, hidden, ids, seen, cache)
+        head(ids[:, :1], hidden[:, :1], ids[:, :1], None, cache)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UnsupportedTargetError(
+            f"the MTP layer of {type(model).__name__} needs more than a head is given ({error}): use vlm.FusedDraft()"
+        ) from error
 
 
 def _own(name: str) -> str:
@@ -144,7 +152,8 @@ def layer_configuration(model: Any, is_sparse: bool) -> PretrainedConfig:
     """Of one layer of the model's kind."""
     config = copy.deepcopy(model.config.get_text_config(decoder=True))
     count = config.num_hidden_layers
-    kinds = getattr(config, "mtp_layer_types", None) or ["full_attention"]
+    first = list(getattr(config, "layer_types", None) or ())[:1]  # whose kind EXAONE 4.5 means, which does not say
+    kinds = getattr(config, "mtp_layer_types", None) or (first if first == [SLIDING] else ["full_attention"])
     told: dict[str, Any] = {
         "layer_types": kinds[:1],
         "mlp_layer_types": ["sparse" if is_sparse else "dense"],
@@ -157,6 +166,6 @@ def layer_configuration(model: Any, is_sparse: bool) -> PretrainedConfig:
             setattr(config, name, value)
     config.num_hidden_layers, config._attn_implementation = 1, "sdpa"
     config.layers_read = (count,)
-    config.window = config.sliding_window if kinds[0] == "sliding_attention" else None
+    config.window = config.sliding_window if kinds[0] == SLIDING else None
     config.hidden_first = bool(getattr(config, "mtp_hidden_states_first", False))
     return config

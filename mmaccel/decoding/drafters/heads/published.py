@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
@@ -23,6 +23,9 @@ TO_SAFE = (
     ' safetensors.torch.save_file(state, "model.safetensors")'
 )
 UNUSED = ("t2d", "verifier_norm.", "verifier_lm_head.", "rotary_emb.")  # of the training
+NUMBERS = ("d2t", "t2d")  # of tokens
+CLOSE = 0.01  # share of its tokens by which a vocabulary may differ: some were added, or the spare ones cut off
+ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def told_of(path: str) -> dict[str, Any]:
@@ -33,7 +36,52 @@ def told_of(path: str) -> dict[str, Any]:
 
 def weights_of(path: str) -> dict[str, Tensor]:
     """The tensors of a head, by name."""
-    return load_file(file_of(path, "model.safetensors"))
+    weights = tensors_of(path, files_of(path))
+    if why := why_quantized({name: value for name, value in weights.items() if name not in NUMBERS}):
+        raise WeightsError(
+            f"the head in {path} is quantized ({why}), and is read in bfloat16, float16 or float32 only: give the one"
+            " that it was made from"
+        )
+    return weights
+
+
+def files_of(path: str, given: str = "head=") -> dict[str, str]:
+    """Names of all tensors of a checkpoint, and of the files they are in, of which none but an index is downloaded."""
+    found = _cached(path, ONE)
+    index = _cached(path, INDEX) if found is None else None
+    if index is not None:
+        names: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
+        return names
+    with safe_open(found or file_of(path, ONE, given), "pt") as file:
+        return dict.fromkeys(file.keys(), ONE)
+
+
+def _cached(path: str, name: str) -> str | None:
+    """A file of a checkpoint, downloaded where it has to be; None where there is none, or it cannot be had."""
+    try:
+        found: str | None = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+    except OSError:  # it is asked for once more, and says why
+        return None
+    return found
+
+
+def tensors_of(path: str, files: dict[str, str], given: str = "head=") -> dict[str, Tensor]:
+    """Tensors by name, from the files they are in, each of which is opened once."""
+    weights: dict[str, Tensor] = {}
+    for file in sorted(set(files.values())):
+        with safe_open(file_of(path, file, given), "pt") as opened:
+            weights |= {name: opened.get_tensor(name) for name, place in files.items() if place == file}
+    return weights
+
+
+def why_quantized(weights: dict[str, Tensor]) -> str | None:
+    """What shows that weights are quantized; None if they are not."""
+    for name, value in weights.items():
+        if not value.is_floating_point() or "scale" in name:
+            return name
+        if value.element_size() < 2:
+            return f"{name} in {str(value.dtype).removeprefix('torch.')}"
+    return None
 
 
 def require_fit(path: str, model: Any, size: int, reads: tuple[int, ...]) -> None:
@@ -62,12 +110,16 @@ def made(path: str, make: Callable[[], Head], weights: dict[str, Tensor], model:
         ) from error
     config: Any = head.config
     embedding, output = weights.pop("embed_tokens.weight", None), weights.pop("lm_head.weight", None)
-    shift = weights.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long)).long()
     size, vocabulary = config.hidden_size, len(model.get_input_embeddings().weight)
+    if "d2t" not in weights and config.draft_vocab_size < (1 - CLOSE) * vocabulary:
+        raise WeightsError(
+            f"{path}/model.safetensors has no d2t, which says which {config.draft_vocab_size} tokens it drafts"
+        )
+    shift = weights.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long)).long()
     shapes = {name: tuple(value.shape) for name, value in head.state_dict().items()}
     wrong = [name for name, shape in shapes.items() if name not in weights or weights[name].shape != shape]
     wrong.extend(name for name in weights if name not in shapes and not name.startswith(UNUSED))
-    if embedding is not None and (embedding.shape[1] != size or len(embedding) < vocabulary):
+    if embedding is not None and embedding.shape[1] != size:
         wrong.append("embed_tokens.weight")
     if output is not None and output.shape != (config.draft_vocab_size, size):
         wrong.append("lm_head.weight")
@@ -82,17 +134,23 @@ def made(path: str, make: Callable[[], Head], weights: dict[str, Tensor], model:
 
 def _check(path: str, head: DraftHead, model: Any) -> None:
     """Refuse a model that is not the one the head was trained for, or whose matrices cannot serve it."""
-    theirs, most = model.get_output_embeddings().weight, int(head.draft_tokens.max())
-    if most >= len(theirs):
+    theirs, most, name = model.get_output_embeddings().weight, int(head.draft_tokens.max()), type(model).__name__
+    if float((head.draft_tokens >= len(theirs)).float().mean()) > CLOSE:
         raise UnsupportedTargetError(
-            f"{path} drafts token {most}, which {type(model).__name__} has not: give the head that was trained for it"
+            f"{path} drafts token {most}, which {name} has not: give the head that was trained for it"
+        )
+    if head.embedding is not None and len(head.embedding) < (1 - CLOSE) * len(theirs):
+        raise UnsupportedTargetError(
+            f"{path} has embeddings of {len(head.embedding)} tokens, {name} has {len(theirs)}: give the head that was"
+            " trained for it"
         )
     fits = theirs.shape[1] == head.config.hidden_size and theirs.is_floating_point()
     if not fits and (head.embedding is None or head.output is None):
         raise WeightsError(f"{path}/model.safetensors has no embedding or output, and the model's cannot serve it")
     if head.embedding is not None:
         given = dense(model.get_input_embeddings().weight)
-        if torch.equal(head.embedding.to(given.device, given.dtype), given):
+        both = min(len(given), len(head.embedding))
+        if torch.equal(head.embedding[:both].to(given.device, given.dtype), given[:both]):
             head.embedding = None  # speculators' files have a copy of it
 
 
@@ -117,5 +175,5 @@ def file_of(path: str, name: str, given: str = "head=") -> str:
         if found is not None:
             return str(found)
         reason = f"there is no {name}"
-    lacks = name.endswith(".safetensors") and "does not appear" in reason
+    lacks = name == ONE and "does not appear" in reason
     raise WeightsError(f"{given}{path!r}: {reason}{TO_SAFE if lacks else ''}")
