@@ -280,10 +280,7 @@ def _radial(grid: Grid, budget: float, device: str) -> tuple[None, BlockPlan]:
 
 @functools.lru_cache(maxsize=8)
 def _sliding_tile(grid: Grid, budget: float, device: str) -> tuple[torch.Tensor, BlockPlan]:
-    """The largest odd windows that the budget allows, on the largest tiles that divide the grid.
-
-    With the order of the tokens, `[2, L]`: from the grid to the tiles, and back.
-    """
+    """The order of tokens `[2, L]`, to the largest tiles that divide the grid and back; the largest odd windows."""
     frames, height, width = (
         max(d for d in range(1, most + 1) if n % d == 0) for n, most in zip(grid, LARGEST_TILE, strict=True)
     )
@@ -294,12 +291,9 @@ def _sliding_tile(grid: Grid, budget: float, device: str) -> tuple[torch.Tensor,
     def plan_of(frames: int, height: int, width: int) -> BlockPlan:
         return policies.sliding_tile(grid, tile, (frames, height, width), device=device)
 
-    def density(frames: int, height: int, width: int) -> float:
-        return plan_of(frames, height, width).density
-
     best = plan_of(1, 1, 1)
     for one, two in itertools.product(*sizes[:2]):  # a wider window reads no less: where an axis is long, few are tried
-        fitting = bisect.bisect_right(sizes[2], budget, key=functools.partial(density, one, two))
+        fitting = bisect.bisect_right(sizes[2], budget, key=lambda last: plan_of(one, two, last).density)
         if fitting and (plan := plan_of(one, two, sizes[2][fitting - 1])).density > best.density:
             best = plan
     order = policies.tile_order(grid, tile, device=device)
