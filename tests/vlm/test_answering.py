@@ -234,10 +234,12 @@ def test_a_model_of_the_hub_is_loaded_without_its_code(hub):
             WeightsError,
             "1 tensors are missing .* such as projector.weight",
         ),
+        ("model", ImportError("pip install it"), MissingExtraError, r"^the weights in org/name .* \(pip install it\)$"),
+        ("model", RuntimeError("No GPU found."), UnsupportedTargetError, "cannot be loaded on this machine: No GPU"),
         ("model", ValueError("another"), UnsupportedTargetError, "'org/name' is not a vision-language model"),
         ("model", examples.llama()[0], UnsupportedTargetError, "is a LlamaForCausalLM, which sees no videos"),
     ),
-    ids=("processor", "nothing there", "damaged", "incomplete", "another kind", "language alone"),
+    ids=("processor", "nothing there", "damaged", "incomplete", "package", "GPU", "another kind", "language alone"),
 )
 def test_what_cannot_be_loaded_says_why(hub, kind, found, error, says):
     hub[1][kind] = found
