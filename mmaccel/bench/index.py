@@ -10,6 +10,7 @@ from typing import Any
 from ..comparison.results import described, load
 from ..errors import SettingError, WeightsError
 from ..files.output import replacing
+from ..modality import modalities
 from . import pages
 from .benchmark import Benchmark, Row, Section
 from .findings import told, typed
@@ -37,13 +38,6 @@ distribution. The plots have time to the left and quality upwards: the top left 
 NEW.json` compares two results, and `mmaccel tune` does the same for one method on your own model and input."""
 
 SCRIPT = re.compile(r"python -m mmaccel\.(?:demos\.)?(\w+)\.")  # of a page, whose package says what it is about
-ABOUT = {
-    "": "Machines",
-    "video": "Diffusion",
-    "vlm": "Video questions and language models",
-    "speech": "Speech",
-    "serving": "Servers and batches",
-}
 
 
 def write(folder: Path, benchmarks: Sequence[Benchmark]) -> list[Path]:
@@ -94,12 +88,13 @@ def _picture(benchmark: Benchmark) -> str:
 
 def longer(folder: Path) -> list[str]:
     """Links to the pages of `long/` in a folder by their titles: a line for each thing that their scripts are about."""
-    found: dict[str, list[str]] = {about: [] for about in ABOUT.values()}
+    kinds = {"": "Machines", **{one.name: one.title for one in modalities()}, "serving": "Servers and batches"}
+    found: dict[str, list[str]] = {about: [] for about in kinds.values()}
     for path in sorted((folder / "long").glob("*.md")):
         text = path.read_text(encoding="utf-8")
         script = SCRIPT.search(text)
         title = text.partition("\n")[0].removeprefix("# ")
-        found[ABOUT[script[1] if script and script[1] in ABOUT else ""]].append(f"[{title}](long/{path.name})")
+        found[kinds[script[1] if script and script[1] in kinds else ""]].append(f"[{title}](long/{path.name})")
     return [f"- {about}: {', '.join(links)}." for about, links in found.items() if links]
 
 
