@@ -39,7 +39,7 @@ It exists to test and measure acceleration of UNets without a download; it is no
   {minutes:g} minutes, {steps:,} steps of {batch} pictures, on one thread of a busy machine with bfloat16 arithmetic.
 - **Held-out loss**: {held_out_loss}, the mean squared error of the noise, without guidance, on scenes never trained on;
   the autoencoder's pictures have {vae_psnr} dB there.
-- **Time**: {seconds:.2f} s for a picture of 50 steps with guidance on {threads} threads, float32.
+- **Time**: {seconds:.2f} s for a picture of 50 steps with guidance on {threads}, float32.
 - **Licence**: Apache-2.0, as the package.
 """
 

@@ -150,10 +150,10 @@ def save(pipeline: StableDiffusionPipeline, args: argparse.Namespace, step: int,
 
 def main(argv: list[str] | None = None) -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--vae-minutes", type=float, default=8, help="time for the autoencoder")
-    parser.add_argument("--minutes", type=float, default=50, help="time for UNet and text encoder")
+    parser.add_argument("--vae-minutes", type=float, default=7, help="time for the autoencoder")
+    parser.add_argument("--minutes", type=float, default=68, help="time for UNet and text encoder")
     parser.add_argument("--pool", type=int, default=12_000, help="pictures to train the UNet on")
-    parser.add_argument("--batch", type=int, default=32, help="pictures a step")
+    parser.add_argument("--batch", type=int, default=16, help="pictures a step")
     parser.add_argument("--pace", type=float, default=0.5, help="factor of the learning rates")
     args = parser.parse_args(argv)
     begin(args)
