@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import torch
+from diffusers.utils.torch_utils import randn_tensor
 
 from mmaccel.stepping.replay import Make
 from mmaccel.stepping.run import SamplerRun
@@ -24,6 +25,7 @@ HEUN = ("HeunDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 REPEATABLE = (
     "FlowMatchEulerDiscreteScheduler",
     "EulerDiscreteScheduler",
+    "DDIMScheduler",
     "UniPCMultistepScheduler",
     "DPMSolverMultistepScheduler",
     "DEISMultistepScheduler",
@@ -40,6 +42,14 @@ def step_names(cls: Any) -> tuple[str, ...]:
     own = (vars(base)["step"] for base in cls.__mro__ if "step" in vars(base))
     named = (tuple(inspect.signature(step).parameters)[1:] for step in own)
     return next((names for names in named if set(STEPPED) <= set(names)), STEPPED)
+
+
+def drawn_once(names: tuple[str, ...], given: dict[str, Any], output: torch.Tensor) -> dict[str, Any]:
+    """What a step is given, with the noise that DDIM draws where it has an `eta`: made again, it takes the same."""
+    if not given.get("eta") or given.get("variance_noise") is not None or "variance_noise" not in names:
+        return given
+    noise = randn_tensor(output.shape, given.get("generator"), output.device, output.dtype)
+    return {**given, "generator": None, "variance_noise": noise}
 
 
 def made_levels(scheduler: Any, end: Any = None) -> list[float]:

@@ -26,7 +26,7 @@ from mmaccel.stepping.tensors import change_of_shapes
 from .families.adapter import END, IN_CALLBACK, PipelineSession
 from .families.compiled import AGAIN, refuse_compiled_later
 from .families.families import arguments, latents_of, text_of
-from .samplers import first_step, made_levels, step_names
+from .samplers import drawn_once, first_step, made_levels, step_names
 
 Forward = Callable[..., Any]
 IDLE = ("reused nothing: ", "are too few to forecast any")  # in warnings of runs that came to nothing
@@ -218,14 +218,14 @@ class RunFollower:
 
     def stepped(self, stepper: Stepper, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the stepper makes of a call of a scheduler's `step`."""
-        names, given = step_names(type(self.scheduler))[: len(args)], self.named(args, kwargs)
+        known, given = step_names(type(self.scheduler)), self.named(args, kwargs)
         output, sample = given.pop("model_output"), given.pop("sample")
+        names, given = known[: len(args)], drawn_once(known, given, output)
         rest = args[len(names) :]  # a step that may be made again keeps no more than it needs
 
         def make(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
             whole = {**given, "model_output": velocity, "sample": sample}
-            placed = [whole.pop(name) for name in names]
-            return original(*placed, *rest, **whole)
+            return original(*[whole.pop(name) for name in names], *rest, **whole)
 
         return stepper.step(make, output, sample)
 

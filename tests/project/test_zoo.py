@@ -257,7 +257,7 @@ def test_models_answer_or_draw():
     kinds = {name: zoo.modality(name) for name in zoo.names()}
     canvases = {"tiny-canvas": "canvas", "tiny-amused": "canvas"}
     answering = {"tiny-onevision": "vlm", "tiny-reader": "vlm"}
-    clips = {"tiny-wan": "video", "tiny-far": "video"}
+    clips = {"tiny-wan": "video", "tiny-far": "video", "tiny-unet": "video"}
     assert kinds == {"tiny-janus": "image", **clips, **answering, **canvases}
     with pytest.raises(SettingError, match="smollm2-eagle is a head and no model: vlm.EagleDraft"):
         zoo.modality("smollm2-eagle")

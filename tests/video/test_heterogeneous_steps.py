@@ -74,6 +74,7 @@ OF_NOISE = {
     "Euler of noise": lambda: EulerDiscreteScheduler(),
     "Heun of noise": lambda: HeunDiscreteScheduler(),
     "DPM-Solver++ of noise": lambda: DPMSolverMultistepScheduler(),
+    "DDIM of noise": lambda: DDIMScheduler(steps_offset=1, clip_sample=False),
 }
 DRAWING = {
     "SDE": lambda: DPMSolverMultistepScheduler(**FLOW, algorithm_type="sde-dpmsolver++"),
@@ -144,6 +145,20 @@ def test_correction_is_worth_it_where_noise_is_predicted(sampler):
     passes = range(len(pipe.scheduler.timesteps))
     with mmaccel.accelerate(pipe, HeterogeneousSteps(0.5, steps=tuple(passes))) as fast:
         assert torch.equal(run(fast, call), plain)
+
+
+def test_noise_of_a_step_that_is_made_again_is_drawn_once():
+    """DDIM draws some with an `eta`, from the caller's generator."""
+    pipe, arguments = examples.unet_pipeline()
+    call, ends = arguments(1, steps=24, eta=0.5), []
+    plain = run(pipe, call, generator=torch.Generator().manual_seed(0))
+    for settings in ({"steps": tuple(range(24))}, {"budget": 0.5}):
+        generator = torch.Generator().manual_seed(0)
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(**settings)) as fast:
+            found = run(fast, call, generator=generator)
+        ends.append(generator.get_state())
+        assert ("steps" in settings) == torch.equal(found, plain) and distance(found, plain) < 0.5
+    assert torch.equal(*ends)
 
 
 @pytest.mark.parametrize("sampler", DRAWING)
@@ -662,7 +677,7 @@ def test_which_samplers_can_be_repeated():
         (HeliosScheduler(**helios, scheduler_type="dmd"), False, False),
         (FlowMatchEulerDiscreteScheduler(shift=3, stochastic_sampling=True), False, False),
         (DRAWING["SDE"](), False, False),
-        (DDIMScheduler(), False, False),
+        (DDIMScheduler(), True, True),
         (CogVideoXDPMScheduler(), False, False),
         (LTXEulerAncestralRFScheduler(), False, False),
     ):

@@ -1,1 +1,1 @@
-"""`mmaccel bench video`."""
+"""`mmaccel bench video` and `mmaccel bench unet`."""

@@ -28,12 +28,11 @@ STEPS = 50  # that the key steps are given for
 HALF = 0.5  # of the time, from which on the authors add noise
 
 EXAMPLE = """import mmaccel
-from diffusers import StableDiffusionPipeline
-from mmaccel import video
+from mmaccel import video, zoo
 
-pipe = StableDiffusionPipeline.from_pretrained("stable-diffusion-v1-5/stable-diffusion-v1-5")
+pipe = zoo.load("tiny-unet")
 with mmaccel.accelerate(pipe, {method}) as fast:
-    picture = fast("a fox in snow", num_inference_steps=50).images[0]
+    picture = fast("big rocket on blue", num_inference_steps=50).images[0]
     print(fast.report)"""
 
 

@@ -34,6 +34,7 @@ from . import shape
 from .data import HELD_OUT, TRAINING
 from .vae import encoded_pictures, measure_latents, psnr, vae_loss
 
+LATE, NOISY = 0.8, 0.2  # from then on half of the times are in the noisiest part, where a thing gets its place
 PROMPTS = (  # of the sheet of samples
     "big rocket on blue",
     "small red heart on white, top left",
@@ -87,11 +88,13 @@ def train_unet(module: torch.nn.Module, pipeline: StableDiffusionPipeline, avera
     )
     stage = Stage("unet", module, optimizers, args.minutes, args.output, average)
     module.unet.set_attn_processor(AttnProcessor())  # torch's own has a slow backward pass on processors
-    for _ in stage.shares(warmup=100, decay=0.5):
+    for share in stage.shares(warmup=100, decay=0.5):
         rng = np.random.default_rng([args.seed, stage.step])
         chosen = rng.integers(len(latents), size=args.batch)
         words = ["" if rng.random() < CAPTION_DROPOUT else captions[i] for i in chosen]
         shares = torch.from_numpy((rng.permutation(args.batch) + rng.random(args.batch)) / args.batch).float()
+        if share >= LATE:
+            shares[::2] = 1 - NOISY * (1 - shares[::2])
         noise = torch.randn(args.batch, *latents.shape[1:], generator=torch.Generator().manual_seed(stage.step))
         with torch.autocast("cpu", torch.bfloat16):
             loss = noise_loss(module, pipeline, latents[chosen].float(), words, shares, noise)
@@ -151,7 +154,7 @@ def save(pipeline: StableDiffusionPipeline, args: argparse.Namespace, step: int,
 def main(argv: list[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--vae-minutes", type=float, default=7, help="time for the autoencoder")
-    parser.add_argument("--minutes", type=float, default=68, help="time for UNet and text encoder")
+    parser.add_argument("--minutes", type=float, default=85, help="time for UNet and text encoder")
     parser.add_argument("--pool", type=int, default=12_000, help="pictures to train the UNet on")
     parser.add_argument("--batch", type=int, default=16, help="pictures a step")
     parser.add_argument("--pace", type=float, default=0.5, help="factor of the learning rates")
