@@ -39,7 +39,8 @@ def test_the_readme_tells_what_speaks_against_it():
     assert f"{worst:.0f} dB for the worst" in " ".join(wan.split())
     lines = README.partition("| on one thread of |")[2].partition("<!-- end -->")[0].strip().splitlines()[1:]
     found = (
-        results.load(folder / f"{name}.json")["header"]["machine"] for name in ("image", "unet", "pages", "canvas", "speech")
+        results.load(folder / f"{name}.json")["header"]["machine"]
+        for name in ("image", "unet", "pages", "canvas", "speech")
     )
     machines = {machine["processor"].replace("(R)", "").removesuffix(" Processor") for machine in found}
     assert {line.split("|")[-2].strip() for line in lines} == machines
