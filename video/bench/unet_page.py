@@ -27,11 +27,11 @@ TITLE = "Pictures by a UNet"
 INTRO = """
 Measured by `mmaccel bench unet --full` on the shipped `tiny-unet` (diffusers' own `StableDiffusionPipeline`, float32,
 guidance 3), with Stable Diffusion's noise levels. All entries alternate prompt by prompt in one process; speed-ups are
-medians of the ratios of the denoising loop's time. PSNR is to the picture that the plain pipeline makes of the same
-prompt and noise, the worst is that of the worst prompt; *converged* is the PSNR to the picture that the same sampler
-makes from the same noise with four times the steps. By DDIM sixteen prompts judge, by the others eight. Nothing is tuned to prompts, and every method has its own defaults
-beside the settings that are told. *DeepCache* is the package of its authors. The raw rows, with every prompt, are in
-[{json}]({json}).
+medians of the ratios of the time of a call, without the decoder. PSNR is to the picture that the plain pipeline makes
+of the same prompt and noise, the worst is that of the worst prompt; *converged* is the PSNR to the picture that the
+same sampler makes from the same noise with four times the steps. By DDIM sixteen prompts judge, by the others eight.
+Nothing is tuned to prompts, and every method has its own defaults beside the settings that are told. *DeepCache* is the
+package of its authors. The raw rows, with every prompt, are in [{json}]({json}).
 
 {plot}
 """
