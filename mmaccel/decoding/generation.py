@@ -38,7 +38,7 @@ from .unfit import is_spread, prompt_mask, reason_to_leave, unfit, unfit_for_bat
 if TYPE_CHECKING:
     from .drafters.draft_method import DraftMethod
 
-TOO_SHORT = {  # to save anything, by the passes that the model alone takes
+TOO_SHORT = {  # to save anything, by the tokens of the longest text
     1: "the answer is one token, which the pass over the prompt gives",
     2: "the answer is two tokens, a pass each, of which drafts save none",
 }
@@ -103,6 +103,7 @@ class DraftedRun:
     streamer: Any = None
     stats: Stats = field(default_factory=Stats)
     tokens: int = 0
+    longest: int = 0  # tokens of one text
     plain_forwards: int = 0  # a plain pass gives every row of a batch a token
     left: int = 0  # passes of segments that the model's own loop wrote
     chains: str | None = None  # why drafts were no trees, and the rows of a batch were read in step
@@ -213,7 +214,7 @@ def decode(
     if run.streamer is not None:
         run.streamer.end()
     written = [text.ids.shape[1] - input_ids.shape[1] for text in texts.texts]
-    run.tokens += sum(written)
+    run.tokens, run.longest = run.tokens + sum(written), max(run.longest, *written)
     guided = any(type(each).__name__ in GUIDING for each in logits_processor)  # a pass more for each token
     run.plain_forwards += max(written) * (1 + guided)
     run.stats.forwards += texts.more + guided * sum(written)
@@ -270,5 +271,5 @@ def _why_nothing(run: DraftedRun) -> str:
     """Why no draft of a call was accepted."""
     if run.stats.drafted:
         return f"none of {run.stats.drafted} drafted tokens was right: this text does not repeat itself"
-    why = TOO_SHORT.get(run.plain_forwards, run.method.silent)
+    why = TOO_SHORT.get(run.longest, run.method.silent)
     return f"nothing was drafted: {why}"

@@ -52,17 +52,17 @@ def reason_to_leave(model: Any, kwargs: dict[str, Any]) -> str | None:
         value = setting(model, kwargs, name)
         if value is not None and value != plain:
             return f"{name}={value!r}"
-    if (alpha := setting(model, kwargs, "penalty_alpha")) and _contrasts(model, kwargs, alpha):
-        return f"penalty_alpha={alpha!r}"
+    if contrasts(model, kwargs):
+        return f"penalty_alpha={setting(model, kwargs, 'penalty_alpha')!r}"
     if private.is_synced(model, kwargs.get("synced_gpus")):
         return "all ranks make the same passes (synced_gpus)"
     return None
 
 
-def _contrasts(model: Any, kwargs: dict[str, Any], alpha: float) -> bool:
-    """Whether `generate` searches contrastively with this penalty: of several tokens, and not in a draw."""
-    candidates = setting(model, kwargs, "top_k")
-    return alpha > 0 and (candidates is None or candidates > 1) and not setting(model, kwargs, "do_sample")
+def contrasts(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether `generate` searches contrastively: with a penalty, of several tokens, and not in a draw."""
+    alpha, candidates = (setting(model, kwargs, name) for name in ("penalty_alpha", "top_k"))
+    return (alpha or 0) > 0 and (candidates is None or candidates > 1) and not setting(model, kwargs, "do_sample")
 
 
 def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> str | None:

@@ -2,6 +2,8 @@
 
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     FalconH1Config,
@@ -52,6 +54,13 @@ def gemma3n():
     more = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "laurel_rank": 8}
     sizes = {**more, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": kinds}
     return sharp(Gemma3nForCausalLM, Gemma3nTextConfig, head_dim=8, sliding_window=16, **sizes)
+
+
+def deepseek_v2():
+    """Layers that are handed one tensor to turn keys with, no cosines and sines."""
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    experts = {**PARTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    return sharp(DeepseekV2ForCausalLM, DeepseekV2Config, num_key_value_heads=4, **ranks, **experts)
 
 
 def deepseek_v3():

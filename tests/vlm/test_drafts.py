@@ -675,7 +675,9 @@ def test_a_text_without_drafts_says_why(llama):
             fast.generate(**call(batch, max_new_tokens=1))
             said = "nothing was drafted: the answer is one token, which the pass over the prompt gives"
             assert fast.report.warnings == [said]
-    longer = SimpleNamespace(stats=Stats(), plain_forwards=3, method=FusedDraft())
+        fast.generate(**call(max_new_tokens=1), guidance_scale=1.5)  # a pass more for its token
+        assert fast.report.warnings == [said]
+    longer = SimpleNamespace(stats=Stats(), longest=3, method=FusedDraft())
     assert generation._why_nothing(longer) == "nothing was drafted: no guess was worth what a wider pass costs"
 
 

@@ -3,7 +3,7 @@
 import eagle_heads
 import pytest
 import torch
-from draft_models import NEW, call, deepseek_v3, gemma3, qwen3_next
+from draft_models import NEW, call, deepseek_v2, deepseek_v3, gemma3, qwen3_next
 from quantized_weight import QuantizedWeight, quantize
 from spoiled_heads import changed, in_two_files, told_otherwise, without
 from transformers import DynamicCache
@@ -46,7 +46,10 @@ def test_the_text_is_the_models(llama, head, batch, pad, sampled):
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in llama.modules())
 
 
-@pytest.mark.parametrize("make", (examples.llama, gemma3, deepseek_v3, qwen3_next), ids=lambda make: make.__name__)
+MODELS = examples.llama, gemma3, deepseek_v2, deepseek_v3, qwen3_next
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 4)))
 def test_what_it_is_told_are_the_hidden_states_of_the_text(make, batch, pad, tmp_path, monkeypatch):
     """In trees, in chains, in batches whose rows accept different lengths: of every token but the last, in order."""

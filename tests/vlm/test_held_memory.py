@@ -53,6 +53,24 @@ def test_no_more_is_held_than_was_told(method, monkeypatch):
     assert method.learned(drafts.memory) <= told
 
 
+@pytest.mark.parametrize("lengths", ((32_000, 100), (3_000,) * 6, (2_100, 900) * 4), ids=str)
+def test_an_index_holds_no_more_than_was_told_after_long_texts(lengths):
+    """A dictionary keeps the room of what is deleted from it."""
+    method, rng = SuffixDecoding(longest=4), random.Random(0)
+    (index,) = method.custom_generate().drafters()
+    for length in lengths:
+        index.begin()
+        for _ in range(length):
+            index.add(rng.randrange(300, 10**6))
+        told = index_bytes(method.longest, method.shortest, method.remember)
+        told += index_bytes(method.longest, method.shortest, max(1, len(index) - method.remember))
+        held = size(vars(index), set())
+        assert held <= told and held <= method.learned({"": index})
+    index.begin()
+    assert len(index) <= method.remember
+    assert size(vars(index), set()) <= method.learned({"": index})
+
+
 def test_a_plan_tells_what_its_drafter_holds():
     model, arguments = examples.llama()
     lines = str(mmaccel.plan(model, ModelDraft(remember=100))).splitlines()

@@ -19,6 +19,7 @@ from mmaccel import vlm
 from mmaccel.errors import PromptError
 from mmaccel.vlm import reading
 from mmaccel.vlm.answering import prepare
+from mmaccel.vlm.context.parts import TIMES
 from mmaccel.vlm.input.processed import for_model, processed
 
 VIDEO = "<|video_pad|>"
@@ -160,3 +161,12 @@ def test_pictures_come_in_the_precision_of_the_model():
         found = for_model(kind(dict(given)), target)
         assert found["pixel_values"].dtype == torch.bfloat16 and found["input_ids"].dtype == torch.long
         assert found["sizes"] == [(4, 4)]
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_times_of_frames_are_not_rounded(name):
+    """Qwen2.5-VL multiplies them by the numbers of frames: in bfloat16 late ones stood at another place."""
+    times = torch.tensor([2 / 29.97])
+    given = {"input_ids": torch.ones(1, 2, dtype=torch.long), name: times}
+    found = for_model(BatchFeature(given), SimpleNamespace(device="cpu", dtype=torch.bfloat16))
+    assert found[name].dtype == torch.float32 and torch.equal(found[name], times)

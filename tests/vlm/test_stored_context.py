@@ -423,6 +423,12 @@ def test_a_prompt_that_is_read_otherwise_is_left_to_the_model(llama, more):
     assert unfit_for_context(model, arguments(**more)) == f"{next(iter(more))} was given"
 
 
+@pytest.mark.parametrize("more", ({"top_k": 1}, {"do_sample": True, "top_k": 4}), ids=str)
+def test_a_penalty_with_which_generate_does_not_search_changes_nothing(llama, more):
+    model, arguments = llama
+    assert unfit_for_context(model, arguments(penalty_alpha=0.6, **more)) is None
+
+
 def reads_all(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
     """A loop of the caller's own, whose first pass reads all of a prompt, whatever the cache holds."""
     for step in range(4):

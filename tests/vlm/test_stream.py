@@ -795,7 +795,7 @@ def test_an_answer_to_a_watched_question_is_held_against_the_time_when_it_was_gi
     stream = vlm.VideoStream(*parts)
     stream.push(frames(2))
     fits = iter([2.0, 9.0, 3.0, 9.0])
-    monkeypatch.setattr(stream, "perplexity", lambda question, answer: next(fits))
+    monkeypatch.setattr(stream, "_perplexity", lambda prompt, answer: next(fits))
     assert not stream.has_news("what moves up?", "rocket")
     assert stream.has_news("what moves up?", "rocket")
     answer = stream.ask("what moves up?", max_new_tokens=3)
@@ -803,6 +803,26 @@ def test_an_answer_to_a_watched_question_is_held_against_the_time_when_it_was_gi
     assert stream.has_news("what moves up?", answer)
     stream.ask("how many?", max_new_tokens=3)  # which nobody watches
     assert next(fits, None) is None
+
+
+@pytest.mark.parametrize("prefill", (False, True))
+def test_frames_that_come_while_an_answer_is_written_do_not_count_for_it(parts, monkeypatch, prefill):
+    model, processor = parts
+    stream, generate, wanted = vlm.VideoStream(model, processor, prefill=prefill), model.generate, []
+    stream.push(frames(2))
+    stream.has_news("what moves up?", "rocket")
+
+    def while_frames_come(**kwargs):
+        result = generate(**kwargs)
+        answer = processor.batch_decode(result[:, kwargs["input_ids"].shape[1] :], skip_special_tokens=True)[0].strip()
+        wanted.append(stream.perplexity("what moves up?", answer))
+        stream.push(frames(3, seed=9))
+        wanted.append(stream.perplexity("what moves up?", answer))
+        return result
+
+    monkeypatch.setattr(model, "generate", while_frames_come)
+    assert stream.ask("what moves up?", max_new_tokens=3)
+    assert stream.gate.reference == pytest.approx(wanted[0], rel=1e-5) != pytest.approx(wanted[1], rel=1e-3)
 
 
 def test_history_starts_with_the_frame_alone():

@@ -90,10 +90,10 @@ def test_no_draft_is_longer_than_the_block(case, block):
 
 
 def test_a_text_in_which_nothing_comes_back_says_so(case):
-    """Of a prompt of different tokens and two new ones there is nothing to draft, and so nothing that was wrong."""
+    """Of a prompt of different tokens and three new ones there is nothing to draft, and so nothing that was wrong."""
     model, arguments = case
     ids = torch.arange(4, 28)[None]
-    more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 2}
+    more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 3}
     _, report = drafted(model, arguments, SuffixDecoding(longest=8, shortest=8), **more)
     assert report.details["drafted"] == 0
     assert report.warnings == ["nothing was drafted: no repeat was found in the prompt or the answer"]

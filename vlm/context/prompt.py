@@ -16,7 +16,7 @@ from mmaccel.cache.model_hash import content_hash, prefix_hashes
 from mmaccel.decoding.custom_generate import is_drafted
 from mmaccel.decoding.drafters.placeholders import placeholders
 from mmaccel.decoding.setting import mask_of, prompt_ids, setting, why_adapted, why_no_cache
-from mmaccel.decoding.unfit import moving_rotary
+from mmaccel.decoding.unfit import contrasts, moving_rotary
 
 from ..decoder.columns import COLUMNS
 from ..decoder.generation import on_several_devices
@@ -27,7 +27,7 @@ BLOCK = 16  # tokens between two places to cut a prompt, as in vLLM
 OTHER_READING = (
     "cache_implementation", "prefill_chunk_size", "output_attentions", "output_hidden_states",
     "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "token_healing",
-    "penalty_alpha", "dola_layers", "constraints", "force_words_ids",
+    "dola_layers", "constraints", "force_words_ids",
 )  # fmt: skip
 # Arguments of a model that say nothing of what a prompt contains.
 OTHERS = {"input_ids", "attention_mask", *CACHE_NAMES, "use_cache", "logits_to_keep", "return_dict", "labels"}
@@ -70,6 +70,8 @@ def unfit_for_context(model: Any, kwargs: dict[str, Any]) -> str | None:
     for name in OTHER_READING:
         if setting(model, kwargs, name):
             return f"{name} was given"
+    if contrasts(model, kwargs):
+        return "penalty_alpha was given"
     if any(module.training for module in model.modules()):
         return "the model is in training, where dropout changes the keys: call model.eval() first"
     return why_no_cache(model) or why_adapted(model) or why_incomparable(model)

@@ -13,6 +13,7 @@ from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import PromptError
 from mmaccel.files.pictures import on_white
 
+from ..context.parts import TIMES
 from .read_video import VideoFrames
 
 
@@ -50,10 +51,10 @@ def processed(processor: Any, texts: Sequence[str], videos: Sequence[Any], pictu
 
 
 def for_model(inputs: Any, target: Any) -> Any:
-    """Inputs on the device and in the precision of a model: the towers of some, as Llama 4's, cast nothing."""
+    """Inputs on the device and, but for times, in the precision of a model: towers as Llama 4's cast nothing."""
     inputs = inputs.to(pass_device(target, inputs["input_ids"]))
     for name, value in [*inputs.items()]:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in TIMES:
             inputs[name] = value.to(target.dtype)
     return inputs
 

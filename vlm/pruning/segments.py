@@ -89,8 +89,9 @@ def cut_after(cuts: Sequence[int], frames: int) -> list[Segment]:
 def apportion(weights: Sequence[float], total: int, room: Sequence[int]) -> list[int]:
     """Share `total` in proportion to positive weights, in whole numbers, none above its room.
 
-    Largest remainders, ties by index; where there are fewer than weights, ties are spread evenly, so that equal frames
-    at the end of a video do not all go without. What does not fit anywhere is left over.
+    Largest remainders, ties by index; where there are fewer than weights, the largest weights get them, and only ties
+    are spread evenly, so that equal frames at the end of a video do not all go without: of weights that differ, as
+    VidCom2's, those of some stretch may get all. What does not fit anywhere is left over.
 
     Examples
     --------

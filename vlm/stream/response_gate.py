@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from mmaccel.cache.argument import cached
 from mmaccel.errors import SettingError
 from mmaccel.method import is_number
 
@@ -75,3 +81,16 @@ class ResponseGate:
             raise SettingError(
                 f"perplexity={perplexity!r}: at least 1, the exponential of a mean loss such as loss.exp()"
             )
+
+
+@torch.no_grad()
+def perplexity(model: Any, ids: torch.Tensor, embeds: torch.Tensor, cache: Any, words: torch.Tensor) -> float:
+    """How little a model expects words `[1, N]` behind a prompt of these ids and embeddings; the cache grows by them.
+
+    ``exp`` of the mean loss; the cache holds what was read of the prompt.
+    """
+    both = torch.cat([embeds, model.get_input_embeddings()(words.to(ids))], 1)
+    known = cache.get_seq_length()
+    output = model(inputs_embeds=both[:, known:], **cached(cache))
+    logits = output.logits[0, ids.shape[1] - 1 - known : -1]
+    return float(cross_entropy(logits.float(), words[0].to(logits.device)).exp())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import time
@@ -11,7 +12,6 @@ from typing import Any, Self
 import torch
 from transformers import DynamicCache
 
-from mmaccel.cache.argument import cached
 from mmaccel.decoding.setting import give_cache, pass_device
 from mmaccel.errors import PromptError, unknown_name
 from mmaccel.locks import lock_of, pass_lock
@@ -20,7 +20,7 @@ from ..answering import prepare
 from ..decoder.generation import copies
 from ..input.processed import single_bos
 from .checks import check_answer, check_question, check_settings, frames_of, size_of, streaming_adapter
-from .response_gate import ResponseGate
+from .response_gate import ResponseGate, perplexity
 from .stats import VideoStreamStats
 from .stream_cache import HEAD, StreamCache
 from .streaming_compression import History, StreamingCompression
@@ -227,14 +227,15 @@ class VideoStream:
         more = {**({} if config else {"do_sample": False}), **length, **more}
         with pass_lock(self.model):
             ids, embeds, cache = self._prompt(question)
+            seen = copy.deepcopy(cache) if question == self._watched[0] else None  # of what the answer is about
             cache.batch_repeat_interleave(copies(self.model, more))
             prompt = {"input_ids": ids, "inputs_embeds": embeds, "attention_mask": torch.ones_like(ids)}
             give_cache(self.model, more, cache)
             tokens = self.model.generate(**prompt, **more)
             answer = str(self.processor.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)[0]).strip()
-            if answer and question == self._watched[0]:
+            if answer and seen is not None and question == self._watched[0]:
                 self._watched = question, answer
-                self.gate.answered(self.perplexity(question, answer))
+                self.gate.answered(self._perplexity((ids, embeds, seen), answer))
         return answer
 
     def has_news(self, question: str, answer: str) -> bool:
@@ -255,19 +256,16 @@ class VideoStream:
             return False
         return self.gate.update(now)
 
-    @torch.no_grad()
     def perplexity(self, question: str, answer: str) -> float:
         """How little the model expects an answer, now: ``exp`` of the mean loss of its tokens."""
+        with pass_lock(self.model):
+            return self._perplexity(self._prompt(question), answer)
+
+    def _perplexity(self, prompt: tuple[torch.Tensor, torch.Tensor, DynamicCache], answer: str) -> float:
         words = self.processor.tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids
         if not words.shape[1]:
             raise PromptError("the answer is empty: give what stream.ask returned")
-        with pass_lock(self.model):
-            ids, embeds, cache = self._prompt(question)
-            both = torch.cat([embeds, self.model.get_input_embeddings()(words.to(ids))], 1)
-            known = cache.get_seq_length()
-            output = self.model(inputs_embeds=both[:, known:], **cached(cache))
-        logits = output.logits[0, ids.shape[1] - 1 - known : -1]
-        return float(torch.nn.functional.cross_entropy(logits.float(), words[0].to(logits.device)).exp())
+        return perplexity(self.model, *prompt, words)
 
     def _words(self, question: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids `[1, L]` of the conversation before and after the video."""

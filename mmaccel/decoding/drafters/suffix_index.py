@@ -41,6 +41,7 @@ class SuffixIndex:
         self._tokens: list[int] = []
         self._next: dict[tuple[int, ...], int] = {}  # what follows an n-gram: its newest place among all tokens ever
         self._gone = 0  # tokens before those of `_tokens`
+        self._empty = 0  # entries that were deleted from `_next`, and whose room it keeps
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -88,11 +89,14 @@ class SuffixIndex:
     def _forget(self, count: int) -> None:
         """Let the first tokens go, with the n-grams that have some of them or lead to them."""
         if count == len(self._tokens):
-            self._tokens, self._next, count = [], {}, 0
+            self._tokens, self._next, self._empty, count = [], {}, 0, 0
         for place in range(min(count + self.longest, len(self._tokens))):
             for suffix in self._suffixes(place):
                 if place - len(suffix) < count and self._next.get(suffix) == self._gone + place:
                     del self._next[suffix]
+                    self._empty += 1
+        if 2 * self._empty > len(self._next):
+            self._next, self._empty = dict(self._next.items()), 0  # by its items, as a copy keeps the room
         del self._tokens[:count]
         self._gone += count
 
@@ -126,7 +130,7 @@ def index_bytes(longest: int, shortest: int, tokens: int) -> int:
     grams = longest - shortest + 1
     keys = grams * (tuple_bytes(longest) + tuple_bytes(shortest)) // 2
     places = grams * getsizeof(BIG)  # that keys lead to
-    return tokens * (keys + places + 2 * getsizeof(BIG)) + dict_bytes(1 + tokens * grams)
+    return tokens * (keys + places + 2 * getsizeof(BIG)) + dict_bytes(2 * tokens * grams + 1)  # that forgets
 
 
 def tuple_bytes(length: int) -> int:

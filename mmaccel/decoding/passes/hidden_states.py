@@ -73,8 +73,10 @@ class HiddenStates:
 
     def _count(self, layer: int, kwargs: dict[str, Any]) -> None:
         """Where tokens were dropped from some rows, and one kept all, the others are filled up on the left."""
-        first, now = self._turned, _turned(kwargs)
-        if first is not None and now is not None and now is not first and now.shape[-2:] == first.shape[-2:]:
+        if (first := self._turned) is None:
+            return
+        now = _turned(kwargs)
+        if now is not None and now is not first and now.shape[-2:] == first.shape[-2:]:
             moved = (now.to(first.device) != first).any(-1).flip(-1)  # `[B, N]`, or of three axes each
             moved = moved if moved.ndim == 2 else moved.any(0)
             self._left[layer] = torch.where(moved.any(1), moved.int().argmax(1), moved.shape[1])
@@ -124,5 +126,6 @@ class HiddenStates:
 
 def _turned(kwargs: dict[str, Any]) -> Tensor | None:
     """What a layer turns its tokens with, `[B, N, D]`, or `[3, B, N, D]`; None where it is not told."""
-    found = (kwargs.get("position_embeddings") or (None,))[0]
+    found = kwargs.get("position_embeddings")
+    found = found[0] if isinstance(found, tuple | list) else found  # cosines, or one tensor as of DeepSeek-V2
     return found if isinstance(found, Tensor) else None
