@@ -53,4 +53,4 @@ class AppendOnly(StreamingPolicy):
 
     def sure(self, commitment: Commitment, hypothesis: SegmentHypothesis, said: list[str], rest: list[str]) -> int:
         said_before = len(said) - len(rest)
-        return max(min(len(said) - self.hold, hypothesis.whole(hypothesis.settled)) - said_before, 0)
+        return max(hypothesis.whole(hypothesis.settled) - self.hold - said_before, 0)

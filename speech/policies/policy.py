@@ -32,6 +32,8 @@ class SegmentHypothesis:
         Whether the model ended it; a hypothesis that reached the limit is in a loop.
     settled
         How many of the tokens stay whatever follows, of models that tell; else None.
+    ahead
+        Tokens of an earlier hypothesis behind these, which are shown, and not promised.
     """
 
     adapter: SpeechAdapter
@@ -40,6 +42,7 @@ class SegmentHypothesis:
     tokens: tuple[int, ...]
     ended: bool = True
     settled: int | None = None
+    ahead: tuple[int, ...] = ()
 
     @property
     def units(self) -> list[str]:
@@ -62,7 +65,7 @@ class Commitment:
     committed
         Units that stay.
     tail
-        Units of the last hypothesis behind them.
+        Units of the last hypothesis behind them, and what is shown ahead of it.
     heard
         Seconds of audio and units of the hypotheses before, the latest last; none that is in a loop.
     passes
@@ -78,16 +81,22 @@ class Commitment:
     def update(self, hypothesis: SegmentHypothesis) -> list[str]:
         """Add a hypothesis; returns the newly committed units."""
         said = hypothesis.units
-        rest = said[covered(self.committed, said) :]
-        if self.committed and rest and len(rest) == len(said):  # the first unit of a text has no space before it
-            rest[0] = behind(self.committed[-1], rest[0])
+        rest = self._rest(said)
         self.passes = count = 0
         if hypothesis.ended:  # what is in a loop must not be promised
             count = self.policy.sure(self, hypothesis, said, rest)
             self.heard.append((hypothesis.encoded.seconds, said))
         self.committed += rest[:count]
-        self.tail = rest[count:]
+        shown = units(hypothesis.adapter.text((*hypothesis.tokens, *hypothesis.ahead))) if hypothesis.ahead else []
+        self.tail = self._rest(shown) if shown else rest[count:]
         return rest[:count]
+
+    def _rest(self, said: list[str]) -> list[str]:
+        """Units behind those that are committed."""
+        rest = said[covered(self.committed, said) :]
+        if self.committed and rest and len(rest) == len(said):  # the first unit of a text has no space before it
+            rest[0] = behind(self.committed[-1], rest[0])
+        return rest
 
 
 class StreamingPolicy(Checked, ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -29,13 +30,13 @@ CONFIDENCE = {"confidence": 1.0}  # not measured; clients need one, and some lea
 
 async def talk(connection: Connection, recognizer: StreamingRecognizer, name: str) -> None:
     """Take raw 16-bit samples, and answer with `Results`."""
-    listening, has_partials, gap = _begun(connection.query, recognizer, name)
+    listening, has_partials, tells_starts, gap = _begun(connection.query, recognizer, name)
     await connection.open()
     # Deepgram's own clients take no result without it
     model = {"name": name, "version": "", "arch": ""}
     about = {"metadata": {"request_id": secrets.token_hex(16), "model_uuid": "", "model_info": model}}
     reached, is_open = 0.0, False
-    spoken: float | None = None  # end of the last word, until it is told that no more came
+    spoken = math.inf  # end of the last word, until it is told that no more came
     while True:
         message = await connection.take()
         if isinstance(message, str):
@@ -50,17 +51,21 @@ async def talk(connection: Connection, recognizer: StreamingRecognizer, name: st
             if said.get("is_final"):
                 reached, is_open = said["start"] + said["duration"], not said["speech_final"]
                 spoken = next((word["end"] for word in reversed(_words(said))), spoken)
-            await connection.give({**said, **about} if said["type"] == "Results" else said)
-        if gap and spoken is not None and not listening.speaks and listening.time - spoken >= gap:
-            await connection.give({"type": "UtteranceEnd", "channel": CHANNEL, "last_word_end": spoken})
-            spoken = None
+            if said.get("timestamp", 0.0) - spoken >= gap:
+                await connection.give(_utterance_end(spoken))
+                spoken = math.inf
+            if tells_starts or said["type"] == "Results":
+                await connection.give({**said, **about} if said["type"] == "Results" else said)
+        if not listening.speaks and listening.time - spoken >= gap:
+            await connection.give(_utterance_end(spoken))
+            spoken = math.inf
         if kind == "CloseStream":
             await connection.give({"type": "Metadata", "duration": listening.time, "channels": 1, "models": [name]})
             return
 
 
-def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) -> tuple[Listening, bool, float]:
-    """What listens as the address asks for it, whether partials are told, and the seconds without words that are."""
+def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) -> tuple[Listening, bool, bool, float]:
+    """What listens as the address asks for it, whether partials and starts are told, and the seconds without words."""
     fields = Fields(query)
     rate, channels = whole(fields, "sample_rate", 16_000, RATES[1]), whole(fields, "channels", 1, 8)
     silence = _silence(fields.take("endpointing", "false"))
@@ -69,7 +74,7 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
     fields.only("model", None, name)
     language = fields.take("language")
     language = AUTO if language == MULTILINGUAL else language
-    tells_starts, gap = fields.said("vad_events"), whole(fields, "utterance_end_ms", 0, 60_000) / 1000
+    tells_starts, gap = fields.said("vad_events"), whole(fields, "utterance_end_ms", 0, 60_000) / 1000 or math.inf
     for ignored in IGNORED:
         fields.take(ignored)
     for unable in UNABLE:
@@ -77,8 +82,8 @@ def _begun(query: dict[str, str], recognizer: StreamingRecognizer, name: str) ->
             raise SettingError(f"{unable}='true': this server takes 'false' only")
     fields.end()
     listens = recognizer.told(language, silence=silence)
-    heard = Listening(listens, rate, channels, 0.5 if has_partials else None, tells_starts=tells_starts)
-    return heard, has_partials, gap
+    heard = Listening(listens, rate, channels, 0.5 if has_partials else None)
+    return heard, has_partials, tells_starts, gap
 
 
 def check_raw(fields: Fields) -> None:
@@ -141,6 +146,10 @@ def _final(text: str, words: list[Any], start: float, end: float, *, ends: bool,
 def _result(text: str, words: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     said = {"alternatives": [{"transcript": text.strip(), "words": words, **CONFIDENCE}]}
     return {"type": "Results", "channel_index": CHANNEL, "channel": said, **more}
+
+
+def _utterance_end(spoken: float) -> dict[str, Any]:
+    return {"type": "UtteranceEnd", "channel": CHANNEL, "last_word_end": spoken}
 
 
 def _words(result: dict[str, Any]) -> list[dict[str, Any]]:

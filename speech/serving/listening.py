@@ -36,8 +36,6 @@ class Listening:
         Seconds between two hypotheses, None for finals only.
     before
         Seconds that came before.
-    tells_starts
-        Whether the beginnings of speech are told too; default False.
 
     Attributes
     ----------
@@ -54,12 +52,11 @@ class Listening:
         channels: int = 1,
         update_interval: float | None = 0.5,
         before: float = 0.0,
-        tells_starts: bool = False,
     ) -> None:
         self._recognizer, self._settings = recognizer, (sample_rate, update_interval, channels)
         self._stream, self._before = recognizer.stream(*self._settings), before
         self.rest, self._size = b"", 2 * channels  # bytes of a sample of all channels
-        self.speaks, self._tells_starts = False, tells_starts
+        self.speaks = False
 
     @property
     def time(self) -> float:
@@ -93,12 +90,11 @@ class Listening:
         """Events with times from the beginning, and the beginnings of speech in their places."""
         told, starts = list[Heard](), self._stream.starts
         for event in (*events, None):
-            while starts and (event is None or starts[0] <= _moment(event)):
+            while starts and (event is None or starts[0] < _moment(event)):
                 told += [Started(starts.popleft())]
                 self.speaks = True
             told += [] if event is None else [event]
             self.speaks &= not isinstance(event, Endpoint)
-        told = told if self._tells_starts else [event for event in told if not isinstance(event, Started)]
         return [_later(event, self._before) if self._before else event for event in told]
 
 

@@ -55,7 +55,7 @@ class RealtimeConversation:
     def __init__(self, recognizer: StreamingRecognizer, name: str) -> None:
         self._base, self.name = recognizer, name
         self._settings = SessionSettings(turns=TURNS)
-        self._listening = Listening(recognizer, self._settings.rate, tells_starts=True)
+        self._listening = Listening(recognizer, self._settings.rate)
         self._sent, self._texts = "", list[str]()
         self._item = _number("item")
         self._before: str | None = None
@@ -81,7 +81,7 @@ class RealtimeConversation:
         if kind == APPEND:
             return self._answers(self._listening.push(_samples(held)))
         if kind == COMMIT:
-            return self._answers(self._listening.end(), is_committed=True)
+            return self._answers(self._listening.end(), goes_on=False, is_committed=True)
         if kind == CLEAR:
             self._listening.clear()
             self._next()
@@ -94,27 +94,37 @@ class RealtimeConversation:
         if settings == self._settings:
             return []
         listens = settings.listener(self._base)
-        ended = self._answers(self._listening.end())
-        listening = Listening(listens, settings.rate, before=self._listening.time, tells_starts=True)
+        ended = self._answers(self._listening.end(), goes_on=False)
+        listening = Listening(listens, settings.rate, before=self._listening.time)
         self._settings, self._listening = settings, listening
         return [*ended, *(self._completed() if self._texts and not self._waits else [])]
 
-    def _answers(self, events: Sequence[Heard], is_committed: bool = False) -> list[dict[str, Any]]:
+    def _answers(
+        self, events: Sequence[Heard], goes_on: bool = True, is_committed: bool = False
+    ) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
-        for event in events:
+        for before, event in zip([None, *events], events, strict=False):
             if isinstance(event, Partial):
                 told += [] if self._waits else self._delta(event.delta)
             elif isinstance(event, Started | Endpoint) and not self._waits:
-                kind, side = ("started", "start") if isinstance(event, Started) else ("stopped", "end")
-                at = {f"audio_{side}_ms": round(1000 * event.time)}
-                told.append(self.event(f"{BUFFER}.speech_{kind}", **at, item_id=self._item))
+                told += self._speech(isinstance(event, Started), event.time)
             elif isinstance(event, Final):
                 self._texts.append(event.text)
-                told += [] if self._waits else self._completed()
+                is_cut = goes_on and not isinstance(before, Endpoint)  # in the middle of speech, which is an item more
+                if not self._waits:
+                    told += self._speech(False, event.end) if is_cut else []
+                    told += self._completed()
+                    told += self._speech(True, event.end) if is_cut else []
         was_final = any(isinstance(event, Final) for event in events)
         if is_committed and (self._texts or not was_final):
             told += self._completed()
         return told
+
+    def _speech(self, started: bool, time: float) -> list[dict[str, Any]]:
+        """That speech of an item began or ended."""
+        kind, side = ("started", "start") if started else ("stopped", "end")
+        at = {f"audio_{side}_ms": round(1000 * time)}
+        return [self.event(f"{BUFFER}.speech_{kind}", **at, item_id=self._item)]
 
     def _delta(self, text: str) -> list[dict[str, Any]]:
         text = text if self._sent else text.lstrip()

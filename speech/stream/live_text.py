@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import takewhile
 from typing import TextIO
 
 from .events import Eager, Event, Final, Partial
@@ -66,6 +67,7 @@ def _fitting(text: str, room: int) -> tuple[str, int]:
     for place in range(len(text), 0, -1):
         needed = columns(text[place - 1])
         if needed > room:
-            return text[place:], 0
+            marks = takewhile(lambda letter: not columns(letter), text[place:])  # whose letter is cut off
+            return text[place + sum(1 for _ in marks) :], 0
         room -= needed
     return text, room

@@ -58,7 +58,7 @@ class StreamingRecognizer:
     rejoin
         Seconds that a final is decoded with at most, those of segments before it included that end less than a breath
         before; default 0, each segment alone. 14 takes short segments for parts of what they belong to: fewer word
-        errors where people pause in their sentences, for one more pass of the model for each segment.
+        errors where people pause in their sentences, for one more pass each; those from 2 s on keep their own language.
     packed
         Whether to keep a second copy of the matrix weights in oneDNN's layout; default False. On a CPU in
         float32 a stream of Moonshine tiny takes 1 to 7 % less time with it on an AMD EPYC, for 100 MB more. Scores

@@ -55,6 +55,7 @@ class Segment:
         self.shown = False
         self.eager: tuple[float, float] | None = None
         self._stable = self._unstable = ""
+        self._paused: tuple[Encoded, Hypothesis] | None = None  # the last look that took the audio to end
 
     def partial(self, time: float) -> Partial | None:
         """An event if the text has changed."""
@@ -64,6 +65,18 @@ class Segment:
         delta = stable[len(self._stable) :]
         self._stable, self._unstable, self.shown = stable, unstable, True
         return Partial(stable, unstable, delta, time)
+
+    def ahead(self) -> tuple[int, ...]:
+        """Tokens that were drawn with silence behind a pause, and that the last hypothesis has not come to."""
+        if self.span[2]:
+            self._paused = self.heard
+        if self.span[2] or self._paused is None or self.heard is None:
+            return ()
+        before, now = self._paused[1].tokens, self.heard[1].tokens
+        starts, reached = (one[0].hidden_states[0, :, 1].tolist() for one in (self._paused, self.heard))
+        first = len(before) - len(remainder(before, now))
+        behind = zip(before[first:], starts[first:], strict=True)
+        return tuple(token for token, start in behind if start > max(reached, default=-1.0))
 
     def note(self, stats: StreamStats, heard: float, ready: float) -> None:
         """Keep when words were committed, when there was the first text, and what the policy asked of the decoder."""

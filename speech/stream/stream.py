@@ -189,7 +189,8 @@ class SpeechStream:
         segment, adapter = self._open(), self.recognizer.adapter
         encoded, heard = self._hear(segment, look.start, look.end, look.settled or not adapter.delayed)
         prompt = tuple(adapter.in_language(segment.prompt, heard.language))
-        of_segment = SegmentHypothesis(adapter, encoded, prompt, heard.tokens, heard.ended, heard.settled)
+        told, ahead = (heard.tokens, heard.ended, heard.settled), segment.ahead()
+        of_segment = SegmentHypothesis(adapter, encoded, prompt, *told, ahead)
         with self.recognizer.lock:  # a policy may ask the model
             segment.commitment.update(of_segment)
         self.stats.partial_decodes += 1

@@ -3,10 +3,11 @@
 import asyncio
 import base64
 import json
+import math
 import queue
 import re
 import threading
-from itertools import pairwise
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from mmaccel import speech
 from mmaccel.serve.app import ServerLimits
 from mmaccel.serve.sockets import Connection
 from mmaccel.speech.serving import deepgram, flux, realtime, transcriptions
-from mmaccel.speech.serving.listening import Listening
+from mmaccel.speech.serving.listening import Listening, Started
 
 DONE = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
@@ -131,6 +132,28 @@ def test_a_commit_of_a_noise_without_words_is_answered_too(listener):
     answered = ["input_audio_buffer.speech_stopped", "input_audio_buffer.committed", DONE]
     assert [event["type"] for event in told] == answered
     assert told[-1]["transcript"] == ""
+
+
+def test_each_item_of_speech_that_is_cut_has_a_beginning_and_an_end(listener):
+    conversation = realtime.RealtimeConversation(listener.opened, "moonshine-tiny")
+    first, second, third = (speech.Final(text, (), 0.0, end) for text, end in (("a", 2.0), ("b", 3.3), ("c", 5.0)))
+    conversation._listening.push = lambda _: [Started(0.1), first, speech.Endpoint(3.0), second, Started(4.0)]
+    told = conversation.take('{"type": "input_audio_buffer.append", "audio": ""}')
+    sides = [event for event in told if ".speech_" in event["type"]]
+    assert [event.get("audio_start_ms", event.get("audio_end_ms")) for event in sides] == [100, 2000, 2000, 3000, 4000]
+    items = [event["item_id"] for event in told if event["type"] == DONE]
+    assert [event["item_id"] for event in sides[:4]] == [items[0], items[0], items[1], items[1]]
+    assert [event["type"].rpartition("_")[2] for event in sides] == ["started", "stopped"] * 2 + ["started"]
+    conversation._listening.end = lambda: [third]
+    told = conversation.take('{"type": "input_audio_buffer.commit"}')
+    assert told[-1]["item_id"] == sides[-1]["item_id"] and not any(".speech_" in event["type"] for event in told)
+
+
+def test_speech_begins_behind_the_final_that_ends_there():
+    events = [speech.Endpoint(0.6), speech.Final("a", (), 0.0, 1.0)]
+    stream = SimpleNamespace(push=lambda _: events, starts=deque([0.1, 1.0]), time=2.0)
+    heard = Listening(SimpleNamespace(stream=lambda *_: stream), 16_000)
+    assert heard.push(b"") == [Started(0.1), *events, Started(1.0)] and heard.speaks
 
 
 def test_what_is_told_in_parts_is_joined_as_its_script_is(listener):
@@ -271,7 +294,7 @@ def test_deepgram_s_messages(address, listener, samples):
 @pytest.mark.parametrize("whole", (False, True), ids=("as it comes", "at once"))
 def test_deepgram_s_beginnings_and_ends_come_where_they_are_asked_for(address, listener, samples, whole):
     """Also of several utterances in one message; an end is told once, when nobody has spoken for so long."""
-    chunks = raw(torch.cat([samples, torch.zeros(2 * 16_000)]), 16_000)
+    chunks = raw(torch.cat([samples, torch.zeros(3 * 16_000)] * 2), 16_000)
     expected, told = finals(listener, chunks, 16_000), []
     with socket(address, f"{RAW}&vad_events=true&utterance_end_ms=1500") as line:
         for chunk in [b"".join(chunks)] if whole else chunks:
@@ -284,8 +307,11 @@ def test_deepgram_s_beginnings_and_ends_come_where_they_are_asked_for(address, l
     kinds = [one["type"] for one in told]
     assert kinds[:2] == ["SpeechStarted", "Results"] and kinds[-2:] == ["UtteranceEnd", "Metadata"]
     ends = [one["last_word_end"] for one in told if one["type"] == "UtteranceEnd"]
-    gaps = [after.words[0].start - before.words[-1].end for before, after in pairwise(expected)]
-    assert ends[-1] == expected[-1].words[-1].end and len(ends) <= 1 + sum(gap > 1.5 for gap in gaps)
+    spoken = [final.words[-1].end for final in expected]
+    assert ends == [end for end, start in zip(spoken, [*starts[1:], math.inf], strict=True) if start - end >= 1.5]
+    assert 1 < len(ends) < len(expected)
+    places = [place for place, kind in enumerate(kinds[:-2]) if kind == "UtteranceEnd"]
+    assert not whole or all(kinds[place + 1] == "SpeechStarted" for place in places), "each before what follows"
 
 
 @pytest.mark.parametrize("version", (1, 2))

@@ -4,9 +4,12 @@ import io
 
 import pytest
 import torch
-from scripted_recognizer import RATE, ScriptedAdapter, silence, spoken
+from scripted_recognizer import FIRST, FRAME, RATE, ScriptedAdapter, silence, spoken
 
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
+from mmaccel.speech.families.adapter import Word
+from mmaccel.speech.families.timed import TimedAdapter, TimedToken, as_states
+from mmaccel.speech.policies.append_only import AppendOnly
 from mmaccel.speech.stream.events import Eager, Endpoint, Final, Partial, Resumed
 from mmaccel.speech.stream.live_text import LiveText
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
@@ -145,3 +148,56 @@ def test_ends_of_sentences():
     told |= {"Oui ! \u00bb": True, "Oui \u00bb": False, "\u201eNein.\u201c": True, "\u00bbNein.\u00ab": True}
     told |= {f"\u0627{end}": True for end in "\u06d4\u0589\u1362\u104b\u17d4"}  # of Urdu, Amharic, Khmer and others
     assert {text: ends_sentence(text) for text in told} == told
+
+
+class Late(ScriptedAdapter):
+    """Draws each word a second behind its end, as Kyutai STT does: with silence in place of what follows at a pause."""
+
+    delayed = True
+    decode = TimedAdapter.decode
+
+    def __init__(self):
+        super().__init__(appends=True)
+
+    def begin(self):
+        return LateStream(self)
+
+    def words(self, encoded, tokens, prompt):
+        return [Word(self.text([token]), a / RATE, b / RATE) for token, a, b in encoded.hidden_states[0].int().tolist()]
+
+
+class LateStream:
+    def __init__(self, adapter):
+        self.adapter, self.wave, self.told, self.samples = adapter, torch.zeros(0), 0, 0
+
+    def push(self, samples):
+        self.wave = torch.cat([self.wave, samples])
+        self.samples = len(self.wave)
+        heard = self._heard(self.samples - RATE)
+        new, self.told = heard[self.told :], len(heard)
+        return as_states(new)
+
+    def peek(self):
+        return as_states(self._heard(self.samples)[self.told :])
+
+    def _heard(self, end):
+        found = ScriptedAdapter.encode(self.adapter, self.wave).hidden_states[0].int().tolist()
+        return [TimedToken(FIRST + word, a * FRAME, b * FRAME) for word, a, b in found if b * FRAME <= end]
+
+
+@pytest.mark.parametrize("policy", (None, AppendOnly(hold=0)))
+def test_words_of_a_pause_stay_until_a_model_with_a_delay_comes_to_them(policy):
+    """None vanishes when speech goes on after a short gap, and none of them is promised by being shown again."""
+    asr = StreamingRecognizer(Late(), policy=policy, endpoint=EnergyEndpoint())
+    samples = torch.cat([silence(0.5), spoken(range(5)), silence(0.3), spoken(range(5, 12)), silence(0.9)])
+    with asr.stream(update_interval=0.2) as stream:
+        events = [event for chunk in samples.split(1600) for event in stream.push(chunk)] + stream.finish()
+    (final,) = [event for event in events if isinstance(event, Final)]
+    assert final.text == " ".join(f"w{word}" for word in range(12))
+    shown = [event for event in events if isinstance(event, Partial)]
+    texts = [event.stable + event.unstable for event in shown]
+    pause = texts.index("w0 w1 w2 w3 w4")
+    assert all(text.startswith("w0 w1 w2 w3 w4") for text in texts[pause:]), texts
+    assert len(texts[0].split()) < 5 and all(final.text.startswith(text) for text in texts)
+    stable = {event.time: len(event.stable.split()) for event in shown}
+    assert all(count <= sum(word.end + 1.0 <= time for word in final.words) for time, count in stable.items())

@@ -345,6 +345,9 @@ def test_live_text_on_a_terminal():
     assert out.getvalue().endswith(f"{CLEAR}{you * 8}\x1b[2m no\x1b[0m")
     LiveText(out, width=20).show([Partial("a", you * 30, "")])
     assert out.getvalue().endswith(f"{CLEAR}\x1b[2m{you * 9}\x1b[0m"), "half of one is none"
+    thai = "\u0e17\u0e35\u0e48"  # a letter with two marks
+    LiveText(out, width=4).show([Partial("a", thai * 4, "")])
+    assert out.getvalue().endswith(f"{CLEAR}\x1b[2m{thai * 3}\x1b[0m"), "no mark without its letter"
 
 
 @pytest.fixture(scope="module")
