@@ -288,7 +288,7 @@ def _sliding_tile(grid: Grid, budget: float, device: str) -> tuple[torch.Tensor,
     long = max(range(3), key=lambda axis: (len(sizes[axis]), axis))
 
     def plan_of(one: int, two: int, last: int) -> BlockPlan:
-        frames, height, width = (*(one, two)[:long], last, *(one, two)[long:])
+        frames, height, width = itertools.chain((one, two)[:long], [last], (one, two)[long:])
         return policies.sliding_tile(grid, tile, (frames, height, width), device=device)
 
     best = plan_of(1, 1, 1)
