@@ -107,8 +107,11 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
         target, processor = zoo.load(model)
         return JanusPainter(Path(model).name, target.to(device=device, dtype=dtype), processor)
     if own == model:
-        if draws_codes(index_of(model)):
+        index = index_of(model)
+        if draws_codes(index):
             return load_pipeline(model, device, dtype)
+        if "unet" in (index or {}):  # those that make clips have a transformer
+            raise _made_like_clips(model)
         raise UnsupportedTargetError(f"{model} draws no pictures: use `mmaccel run {kind}`")
     check_name("image model", model, shipped := get_modality("image").models())
     try:
@@ -119,10 +122,7 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
         if draws_codes(index):
             return load_pipeline(model, device, dtype)
         if index is not None:
-            raise UnsupportedTargetError(
-                f"{model} is a pipeline of diffusion, whose pictures are made like clips:"
-                f" `mmaccel run video PROMPT -o picture.png --model {model}`"
-            ) from error
+            raise _made_like_clips(model) from error
         if f"`{OWN_FORMAT}`" in str(error):
             raise UnsupportedTargetError(
                 f"{model} is in the format of Janus's own code: give the same weights in that of transformers, such as"
@@ -142,6 +142,13 @@ def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> P
     with no_foreign_code(model):
         processor = AutoProcessor.from_pretrained(model, trust_remote_code=False)
     return painter(Path(model).name, target, processor)
+
+
+def _made_like_clips(model: str) -> UnsupportedTargetError:
+    return UnsupportedTargetError(
+        f"{model} is a pipeline of diffusion, whose pictures are made like clips:"
+        f" `mmaccel run video PROMPT -o picture.png --model {model}`"
+    )
 
 
 def check_prompts(painter: Painter, prompts: list[str]) -> None:

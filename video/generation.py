@@ -118,15 +118,19 @@ def check_arguments(
     ------
     UnsupportedTargetError, SettingError
     """
+    from diffusers import DiffusionPipeline
+
     cls = pipe if isinstance(pipe, type) else type(pipe)
     kind, call = cls.__name__, inspect.signature(cls.__call__).parameters.values()
     needed = [one.name for one in call if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     missing = [f"{name}=" for name in needed if name not in ("self", *OURS, *given)]
     if missing:
         raise UnsupportedTargetError(f"{kind} also needs {', '.join(missing)}: {IN_PYTHON}")
-    if any(one.kind is one.VAR_KEYWORD for one in call):  # and passed on
-        return
-    foreign = next((name for name in given if name not in [one.name for one in call]), None)
+    if any(one.kind is one.VAR_KEYWORD for one in call):  # and passed on, or passed over: frames by those of pictures
+        unknown = {"num_frames"} - _named(cls) if issubclass(cls, DiffusionPipeline) else set()
+    else:
+        unknown = {*given} - {one.name for one in call}
+    foreign = next((name for name in given if name in unknown), None)
     if foreign == "prompt":
         raise UnsupportedTargetError(f"{kind} takes no prompt: {IN_PYTHON}")
     if foreign:
@@ -200,9 +204,13 @@ def on_step_end(pipe: Any, call: Callable[..., Any]) -> dict[str, Any]:
 
     A pipeline may pass on to the class that it extends what its own call does not name.
     """
-    calls = [vars(cls)["__call__"] for cls in type(pipe).__mro__ if "__call__" in vars(cls)]
-    takes = any("callback_on_step_end" in inspect.signature(one).parameters for one in calls)
-    return {"callback_on_step_end": call} if takes else {}
+    return {"callback_on_step_end": call} if "callback_on_step_end" in _named(type(pipe)) else {}
+
+
+def _named(cls: type) -> set[str]:
+    """All arguments that the call of a class names, or that of one which it extends."""
+    calls = [vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)]
+    return {name for one in calls for name in inspect.signature(one).parameters}
 
 
 def film(target: Any, prompt: str, settings: VideoSettings, **more: Any) -> Filmed:

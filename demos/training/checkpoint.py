@@ -66,7 +66,7 @@ class Checkpoint:
 
 
 def stoppable(each: Iterable[T], save: Callable[[T], None]) -> Iterator[T]:
-    """The items of a training loop, which Ctrl+C ends before the next one, for which `save` is called first.
+    """The items of a training loop, which Ctrl+C ends after the one at hand, for which `save` is called then.
 
     A second Ctrl+C ends it at once.
     """
@@ -84,10 +84,10 @@ def stoppable(each: Iterable[T], save: Callable[[T], None]) -> Iterator[T]:
         signal.signal(signal.SIGINT, note)
     try:
         for item in each:
+            yield item
             if pressed:
                 save(item)
                 raise KeyboardInterrupt
-            yield item
     finally:
         if heeded:
             signal.signal(signal.SIGINT, usual)

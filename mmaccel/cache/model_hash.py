@@ -31,8 +31,8 @@ def model_hash(model: Any) -> str:
     even distances, every time, which takes milliseconds and shows what torch does not count, such as a merge into
     `weight.data`. What modules keep in ways of their own, such as packed weights of quantised ones, is looked at once.
     Hooks of others on its layers and other parts count with their code and what they carry, and so do the type of
-    `torch.autocast` and another attention than SDPA, by its name; not plain attributes of modules that are set after
-    the model was built.
+    `torch.autocast` and another attention than SDPA, by its name and where it is; not plain attributes of modules that
+    are set after the model was built.
 
     Raises
     ------
@@ -52,9 +52,9 @@ def model_hash(model: Any) -> str:
             total.update(_own_state(module))
         if hasattr(module, ADAPTERS[0]):
             total.update(f"{name} {[getattr(module, key, None) for key in ADAPTERS]}".encode())
-    asked = {private.attention_name(private.plain_config(module.config)) for module in _attending(model)}
-    if others := asked - {"sdpa"}:
-        total.update(f"attention {sorted(map(str, others))}".encode())
+    asked = [(name, private.attention_name(private.plain_config(module.config))) for name, module in _attending(model)]
+    if others := [each for each in asked if each[1] != "sdpa"]:
+        total.update(f"attention {others}".encode())
     kind = model.device.type
     if torch.is_autocast_enabled(kind):
         total.update(f"autocast {torch.get_autocast_dtype(kind)}".encode())
@@ -65,11 +65,11 @@ def model_hash(model: Any) -> str:
     return total.hexdigest()
 
 
-def _attending(model: Any) -> Iterator[Any]:
-    """The modules whose attention goes by a name in their configuration."""
-    for module in model.modules():
+def _attending(model: Any) -> Iterator[tuple[str, Any]]:
+    """The modules, with their names, whose attention goes by a name in their configuration."""
+    for name, module in model.named_modules():
         if private.uses_attention_interface(module) and hasattr(module, "config"):
-            yield module
+            yield name, module
 
 
 # Of each weight: where its values lay, torch's count of its changes, and the hash of all of them.

@@ -19,7 +19,8 @@ from ..errors import MissingExtraError, UnsupportedTargetError, WeightsError, un
 # How transformers and diffusers, which raise nothing of their own here, begin to say that a file is damaged or foreign.
 _DAMAGED = "Unable to load weights"
 _FOREIGN = "Cannot load", "Error(s) in loading", "You set `ignore_mismatched_sizes`", "We encountered some issues"
-_NO_GPU = "No GPU"  # how both begin to say that quantized weights need one
+# How both begin to say that quantized weights need a GPU.
+_NO_GPU = "No GPU", "GPU is required", "HIGGS quantization is only", "FPQuant quantization is only"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # by their names in safetensors
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -137,8 +138,10 @@ def load_pipeline(source: str, dtype: torch.dtype | None = None) -> Any:
         folder = Path(source if Path(source).is_dir() else DiffusionPipeline.download(source, **safe))
         dtype = dtype or stored_dtype(folder)
         try:
+            # where diffusers does not know the pipeline, it says so before anything is loaded
+            loaded = _of_transformers(folder, dtype) if pipeline_class(str(folder)) else {}
             with _on_this_machine(source):
-                return DiffusionPipeline.from_pretrained(source, dtype=dtype, **safe, **_of_transformers(folder, dtype))
+                return DiffusionPipeline.from_pretrained(source, dtype=dtype, **safe, **loaded)
         except SafetensorError as error:
             raise _damaged(source, error) from error
 
@@ -165,7 +168,8 @@ def _of_transformers(folder: Path, dtype: torch.dtype) -> dict[str, Any]:
         library, kind = entry if isinstance(entry, list | tuple) and len(entry) == 2 else ("", "")
         cls = getattr(transformers, kind, None) if library == "transformers" else None
         if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
-            found[name] = load_pretrained(cls, folder / name, dtype)
+            part = folder / name
+            found[name] = load_pretrained(cls, part if part.is_dir() else folder, dtype)  # as diffusers finds it
     return found
 
 

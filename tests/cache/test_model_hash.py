@@ -186,6 +186,13 @@ def test_another_attention_makes_another_model(model: torch.nn.Module) -> None:
     assert model_hash(model) != before
     model.set_attn_implementation("sdpa")
     assert model_hash(model) == before
+    found, usual = set(), model.config
+    for layer in model.model.layers:  # one at a time
+        layer.self_attn.config = other = copy.deepcopy(usual)
+        other._attn_implementation = "eager"
+        found.add(model_hash(model))
+        layer.self_attn.config = usual
+    assert len(found) == len(model.model.layers) > 1 and model_hash(model) == before
     with mmaccel.accelerate(model, vlm.SparsePrefill()):  # which goes through another one only within its own calls
         assert model_hash(model) == before
 

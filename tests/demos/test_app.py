@@ -121,7 +121,15 @@ def test_what_the_video_tab_says_of_tiny_far_works(models):
     assert len(shot.frames) == int(frames) and shot.report.engaged and not shot.report.warnings
     with gr.Blocks() as blocks:
         video_tab.build(Frame(models))
-    assert any(getattr(block, "info", None) == video_tab.FAR_NOTE for block in blocks.blocks.values())
+    notes = f"{video_tab.FAR_NOTE}; {video_tab.UNET_NOTE}"
+    assert any(getattr(block, "info", None) == notes for block in blocks.blocks.values())
+
+
+def test_the_prompt_that_the_video_tab_gives_for_tiny_unet_works(models):
+    prompt = video_tab.UNET_NOTE.partition(": ")[2]
+    size = {"frames": "", "height": "", "width": "", "guidance": ""}
+    shot = shoot(models, Run(), video_tab.asked(LIMITS, False, prompt, "balanced", "5", "tiny-unet", "", "2", **size))
+    assert shot.field == "images" and len(shot.frames) == 1
 
 
 def test_the_shown_code_is_the_public_api(models):

@@ -277,6 +277,8 @@ def test_a_zoo_model_saved_elsewhere_has_its_own_words(monkeypatch, tmp_path):
 def test_a_model_of_clips_draws_no_pictures():
     with pytest.raises(UnsupportedTargetError, match="tiny-wan draws no pictures: use `mmaccel run video`"):
         generation.load("tiny-wan")
+    with pytest.raises(UnsupportedTargetError, match="`mmaccel run video PROMPT -o picture.png --model tiny-unet`"):
+        generation.load("tiny-unet")
     with pytest.raises(UnsupportedTargetError, match="`mmaccel run video PROMPT -o picture.png --model /"):
         generation.load(str(zoo.path("tiny-wan")))
 

@@ -197,16 +197,20 @@ def test_a_checkpoint_is_one_file_with_its_step(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["stage.safetensors"] and checkpoint.load() == 7
 
 
+@pytest.mark.parametrize("at", (2, 4))
 @pytest.mark.parametrize("presses", (1, 2))
-def test_ctrl_c_ends_a_recipe_between_two_steps_and_saves(presses):
-    """Minutes of training were lost, of whatever came behind the last checkpoint; a second one does not wait."""
+def test_ctrl_c_ends_a_recipe_after_a_step_and_saves(presses, at):
+    """Minutes of training were lost, of whatever came behind the last checkpoint; a second one does not wait.
+
+    In the last step of a stage too, behind which the next one would begin.
+    """
     saved, done, before = [], [], signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         for step in stoppable(range(5), saved.append):
-            for _ in range(presses if step == 2 else 0):
+            for _ in range(presses if step == at else 0):
                 signal.raise_signal(signal.SIGINT)
             done.append(step)
-    assert (done, saved) == (([0, 1, 2], [3]) if presses == 1 else ([0, 1], []))
+    assert (done, saved) == (([*range(at + 1)], [at]) if presses == 1 else ([*range(at)], []))
     assert signal.getsignal(signal.SIGINT) is before
     assert list(stoppable(range(3), saved.append)) == [0, 1, 2] and signal.getsignal(signal.SIGINT) is before
 

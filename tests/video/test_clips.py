@@ -10,11 +10,18 @@ from types import SimpleNamespace
 import pytest
 import sampled_models
 import torch
-from diffusers import AudioPipelineOutput, DiffusionPipeline, StableVideoDiffusionPipeline
+from diffusers import (
+    AudioPipelineOutput,
+    DiffusionPipeline,
+    StableDiffusionPipeline,
+    StableVideoDiffusionPipeline,
+    WanPipeline,
+)
 from diffusers.modular_pipelines import PipelineState
 from PIL import Image
 
 import mmaccel
+from mmaccel import zoo
 from mmaccel.adapter import Adapter, find_adapter
 from mmaccel.cache import estimate
 from mmaccel.canvas.picture_examples import pictures
@@ -293,6 +300,21 @@ def test_what_a_pipeline_does_not_have_is_refused_by_name(settings):
     (name,) = settings
     with pytest.raises(SettingError, match=f"Still takes no (num_frames|guidance_scale|height)=: leave out {name}"):
         generation.film(Still(), "heart", generation.VideoSettings(**settings))
+
+
+def test_frames_are_refused_where_a_pipeline_of_pictures_would_pass_them_over():
+    """Its call takes any argument, and no class of it names this one."""
+    pipe, settings = zoo.load("tiny-unet"), generation.VideoSettings(frames=9)
+    with pytest.raises(SettingError, match="TinyUNetPipeline takes no num_frames=: leave out frames"):
+        generation.film(pipe, pipe.example[1], settings)
+    with pytest.raises(SettingError, match="StableDiffusionPipeline takes no num_frames=: leave out num_frames"):
+        generation.check_arguments(StableDiffusionPipeline, ("prompt", "num_frames"))
+
+    class Passing(WanPipeline):
+        def __call__(self, prompt, **more):
+            raise AssertionError("not called")
+
+    generation.check_arguments(Passing, ("prompt", "num_frames"))  # named by what it extends
 
 
 def test_a_pipeline_that_needs_more_than_a_prompt_is_refused():

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from mmaccel import zoo
 from mmaccel.errors import MissingExtraError, MmaccelError, UnsupportedTargetError, WeightsError
 from mmaccel.video import generation
+from mmaccel.zoo import weights
 from mmaccel.zoo.weights import stored_dtype
 
 
@@ -78,18 +79,50 @@ def test_a_text_encoder_without_all_of_its_tensors_is_refused(folder, tmp_path):
         generation.load(str(copied))
 
 
-BITS = {"load_in_4bit": (MissingExtraError, "bitsandbytes"), "load_in_8bit": (UnsupportedTargetError, "No GPU found")}
+def changed(file, **more):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_what_quantized_weights_lack_is_said_in_a_line(folder, tmp_path, monkeypatch, bits):
+def bits(size):
+    return {"quant_method": "bitsandbytes", f"load_in_{size}bit": True}
+
+
+LACKING = {
+    "a package": ("transformer", bits(4), MissingExtraError, "bitsandbytes"),
+    "a package of the text encoder": ("text_encoder", bits(4), MissingExtraError, "bitsandbytes"),
+    "a GPU": ("transformer", bits(8), UnsupportedTargetError, "No GPU found"),
+    "a GPU of the text encoder": ("text_encoder", {"quant_method": "spqr"}, UnsupportedTargetError, "GPU is required"),
+    "a GPU, told otherwise": ("text_encoder", {"quant_method": "higgs"}, UnsupportedTargetError, "supported on GPU"),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_quantized_weights_lack_is_said_once_and_in_a_line(folder, tmp_path, monkeypatch, case):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     copied = shutil.copytree(folder, tmp_path / "wan")
-    config = copied / "transformer" / "config.json"
-    kind = {"quant_method": "bitsandbytes", bits: True}
-    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": kind}))
-    error, lacking = BITS[bits]
-    with pytest.raises(error, match=f"the weights in {re.escape(str(copied))} .*{lacking}"):
+    part, kind, error, lacking = LACKING[case]
+    changed(copied / part / "config.json", quantization_config=kind)
+    with pytest.raises(error, match=f"the weights in {re.escape(str(copied))}.* .*{lacking}") as raised:
+        generation.load(str(copied))
+    assert str(raised.value).count("the weights in") == 1
+
+
+def test_a_part_without_a_folder_of_its_own_lies_in_that_of_the_pipeline(folder, tmp_path):
+    """Where diffusers looks too."""
+    copied = shutil.copytree(folder, tmp_path / "wan")
+    for file in (copied / "text_encoder").iterdir():
+        file.rename(copied / file.name)
+    (copied / "text_encoder").rmdir()
+    own, found = (generation.load(str(place)).text_encoder.state_dict() for place in (folder, copied))
+    assert own.keys() == found.keys() and all(torch.equal(value, found[name]) for name, value in own.items())
+
+
+def test_no_text_encoder_is_loaded_of_a_pipeline_that_diffusers_does_not_know(folder, tmp_path, monkeypatch):
+    """Minutes and gigabytes, before it said so."""
+    copied = shutil.copytree(folder, tmp_path / "wan")
+    changed(copied / "model_index.json", _class_name="PipelineOfTomorrow")
+    monkeypatch.setattr(weights, "load_pretrained", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(UnsupportedTargetError, match="is not a pipeline.*PipelineOfTomorrow"):
         generation.load(str(copied))
 
 

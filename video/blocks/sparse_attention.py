@@ -230,13 +230,12 @@ class _Attention:
         self, query: torch.Tensor, key: torch.Tensor, scale: float | None
     ) -> tuple[torch.Tensor | None, BlockPlan | None]:
         """Blocks that pay; a policy that keeps the same share of every row is only asked where that share does."""
-        nothing = None, None
         if self.method.policy == "pooled_top_k":
             blocks = -(-query.shape[2] // BLOCK)
             share = blocks_of_row(blocks, self.method.budget) / blocks
-            return self._plan(query, key, scale) if self._pays(share, query) else nothing
+            return self._plan(query, key, scale) if self._pays(share, query) else (None, None)
         order, plan = self._plan(query, key, scale)
-        return (order, plan) if plan is not None and self._pays(plan.density, query) else nothing
+        return (order, plan) if plan is not None and self._pays(plan.density, query) else (None, None)
 
     def _pays(self, density: float, query: torch.Tensor) -> bool:
         length = query.shape[2]
@@ -285,16 +284,17 @@ def _sliding_tile(grid: Grid, budget: float, device: str) -> tuple[torch.Tensor,
         max(d for d in range(1, most + 1) if n % d == 0) for n, most in zip(grid, LARGEST_TILE, strict=True)
     )
     tile = (frames, height, width)
-    tiles = [n // t for n, t in zip(grid, tile, strict=True)]
-    sizes = [sorted({*range(1, n + 1, 2), n + (n + 1) % 2}) for n in tiles]
+    sizes = [range(1, n // t + 2, 2) for n, t in zip(grid, tile, strict=True)]
+    long = max(range(3), key=lambda axis: (len(sizes[axis]), axis))
 
-    def plan_of(frames: int, height: int, width: int) -> BlockPlan:
+    def plan_of(one: int, two: int, last: int) -> BlockPlan:
+        frames, height, width = itertools.chain((one, two)[:long], [last], (one, two)[long:])
         return policies.sliding_tile(grid, tile, (frames, height, width), device=device)
 
     best = plan_of(1, 1, 1)
-    for one, two in itertools.product(*sizes[:2]):  # a wider window reads no less: where an axis is long, few are tried
-        fitting = bisect.bisect_right(sizes[2], budget, key=lambda last: plan_of(one, two, last).density)
-        if fitting and (plan := plan_of(one, two, sizes[2][fitting - 1])).density > best.density:
+    for one, two in itertools.product(*sizes[:long], *sizes[long + 1 :]):  # wider reads no less: few of the longest
+        fitting = bisect.bisect_right(sizes[long], budget, key=lambda last: plan_of(one, two, last).density)
+        if fitting and (plan := plan_of(one, two, sizes[long][fitting - 1])).density > best.density:
             best = plan
     order = policies.tile_order(grid, tile, device=device)
     return torch.stack([order, order.argsort()]), best

@@ -25,6 +25,8 @@ from .video_run import VideoRequest, shoot
 
 OWN = "the pipeline's own"
 FAR_NOTE = "tiny-far draws block after block and has no preset: give it video.RollingContext:blocks=2 and 31 frames"
+UNET_NOTE = "tiny-unet draws pictures, from prompts such as: small red heart on blue"
+NOTES = f"{FAR_NOTE}; {UNET_NOTE}"
 # What the cards ask for, and its row and frame on the model's sheet of samples.
 SAMPLES = {
     "rocket moves up, pizza stays, blue background": (0, 4),
@@ -44,7 +46,7 @@ def build(frame: Frame) -> None:
             prompt = gr.Textbox(label="Prompt", value="rocket moves up, blue background", max_lines=6)
             controls = panels.controls(frame, "video", "diffusion transformer", "balanced")
             with gr.Accordion("Advanced", open=False):
-                advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4", note=FAR_NOTE)
+                advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4", note=NOTES)
                 names = ("Steps", "Frames", "Height in pixels", "Width in pixels", "Guidance scale")
                 numbers = [panels.optional_number(name, OWN) for name in names]
         with gr.Column(scale=2, min_width=300):

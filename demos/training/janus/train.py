@@ -89,7 +89,7 @@ def train_language_model(
     checkpoint = Checkpoint(args.output / f"{stage}.safetensors", module, optimizers)
     first = checkpoint.load()
     began, running = time.time(), None
-    for step in stoppable(steps(first, last, stage), checkpoint.save):
+    for step in stoppable(steps(first, last, stage), lambda done: checkpoint.save(done + 1)):
         pictures, captions = draw(args.seed + last, step, batch, things=things)
         drop = (np.random.default_rng([args.seed, step]).random(batch) < CAPTION_DROPOUT).tolist()
         for optimizer in optimizers:

@@ -71,7 +71,7 @@ def train_vq(vq: torch.nn.Module, args: argparse.Namespace) -> None:
     if first == 0:
         initialize(vq, args.seed)
     warm = args.vq_steps // 5
-    for step in stoppable(steps(first, args.vq_steps, "vq"), checkpoint.save):
+    for step in stoppable(steps(first, args.vq_steps, "vq"), lambda done: checkpoint.save(done + 1)):
         pixels = to_pixels(draw(args.seed, step, args.vq_batch)[0])
         for optimizer in optimizers:
             trapezoid(optimizer, step, args.vq_steps, warmup=30, decay=0.5)
