@@ -34,6 +34,9 @@ It exists to test and measure acceleration of UNets without a download; it is no
   Names: {names}. Backgrounds: {backgrounds}. Places, of small things: {places}.
 - **Data**: {pool:,} pictures drawn by `mmaccel/zoo/worlds/emoji_world.py` from Noto Color Emoji (SIL Open Font License
   1.1). About one scene in forty is held out.
+- **State**: things, colours and backgrounds are right. Places, and whether a thing is small, are often not: the first
+  noise decides more about them than the words, as little of a picture shows through at the noise that Stable Diffusion
+  begins with.
 - **Recipe**: `python -m mmaccel.demos.training.unet.train --output runs/tiny-unet --vae-minutes {vae_minutes:g}
   --minutes {minutes:g} --pool {pool}`; seed {seed}; autoencoder {vae_minutes:g} minutes, UNet and text encoder
   {minutes:g} minutes, {steps:,} steps of {batch} pictures, on one thread of a busy machine with bfloat16 arithmetic.
