@@ -15,7 +15,7 @@ from mmaccel.patching import attention_layers, intercept_attention, wrap_method
 from mmaccel.session import Session
 from mmaccel.stepping.tensors import count_bytes
 
-from .caches.kept import NOT_THE_END, other_blocks, why_apart
+from .caches.kept import NOT_THE_END, other_blocks, why_apart, with_places
 from .caches.kept_prefix import KeptPrefix
 from .caches.kept_window import KeptWindow
 from .families.following import Follower
@@ -132,7 +132,7 @@ class BlockDecoder(Follower):
 
     def _forward(self, original: Callable[..., Any], input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """In place of the model's pass: logits that are known already or that nobody needs, or a pass."""
-        self.call = (original, input_ids, kwargs)
+        self.call = (original, input_ids, kwargs if self.prefix is None else with_places(input_ids, kwargs))
         if self.filled is not None and not self._waiting(input_ids[:, -self.length :]).any():
             return SimpleNamespace(logits=self.filled)
         known = None if self.verifier is None else self.verifier.known(input_ids)

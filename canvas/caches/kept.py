@@ -87,3 +87,10 @@ def why_apart(ids: torch.Tensor, block: torch.Tensor, mask: int) -> str:
     if not any(ends):
         return NOT_THE_END
     return "" if len(ids) == own else OTHER_ROWS
+
+
+def with_places(ids: torch.Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a pass with the positions that the model would count itself, of which parts are computed alone."""
+    if kwargs.get("position_ids") is not None:
+        return kwargs
+    return {**kwargs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}

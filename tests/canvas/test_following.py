@@ -247,8 +247,7 @@ def filled_in_order(pipe, guided=False, blocks=3):
         pipe.scheduler.set_timesteps(length, None, length)
         for step in range(length):
             read = torch.cat([ids, ids.index_fill(1, torch.arange(prompt), examples.MASK)]) if guided else ids
-            places = torch.arange(ids.shape[1]).expand(len(read), -1)
-            logits = pipe.model(read, position_ids=places).logits[:, slice(-length, None) if guided else rows]
+            logits = pipe.model(read).logits[:, slice(-length, None) if guided else rows]
             if guided:
                 of_prompt, without = logits.chunk(2)
                 logits = without + 1.5 * (of_prompt - without)
