@@ -15,7 +15,7 @@ from mmaccel.patching import attention_layers, intercept_attention, wrap_method
 from mmaccel.session import Session
 from mmaccel.stepping.tensors import count_bytes
 
-from .caches.kept import NOT_THE_END, other_blocks
+from .caches.kept import NOT_THE_END, other_blocks, why_apart, with_places
 from .caches.kept_prefix import KeptPrefix
 from .caches.kept_window import KeptWindow
 from .families.following import Follower
@@ -132,7 +132,7 @@ class BlockDecoder(Follower):
 
     def _forward(self, original: Callable[..., Any], input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """In place of the model's pass: logits that are known already or that nobody needs, or a pass."""
-        self.call = (original, input_ids, kwargs)
+        self.call = (original, input_ids, kwargs if self.prefix is None else with_places(input_ids, kwargs))
         if self.filled is not None and not self._waiting(input_ids[:, -self.length :]).any():
             return SimpleNamespace(logits=self.filled)
         known = None if self.verifier is None else self.verifier.known(input_ids)
@@ -153,7 +153,8 @@ class BlockDecoder(Follower):
 
     def _step(self, original: Step, model_output: torch.Tensor, **kwargs: Any) -> Any:
         """In place of the scheduler's step."""
-        kwargs["model_output"] = model_output
+        reads_more = self.verifier is not None or self.rule is not None  # passes, which may write over this one's
+        kwargs["model_output"] = model_output.clone() if reads_more else model_output
         sample, mask = kwargs["sample"], kwargs.get("mask_token_id")
         if mask is None:
             return original(**kwargs)
@@ -184,15 +185,14 @@ class BlockDecoder(Follower):
         return self._by_rule(self.rule, original, kwargs, self._unfinished(masked))
 
     def _check_end(self, block: torch.Tensor) -> None:
-        """Forget a pass whose canvas does not end with the block of its step, which may only stand so by hand.
+        """Forget a pass whose canvas does not end with the block of its step, or of other rows: both only by hand.
 
         Raises an `UnsupportedTargetError` if a method takes the end for the block.
         """
-        if self.own is not None or self.call is None or torch.equal(self.call[1][:, -block.shape[1] :], block):
-            return
-        if self.verifier is not None or self.prefix is not None:
-            raise UnsupportedTargetError(f"{', '.join(self.session.report.methods)}: {NOT_THE_END}")
-        self.call = None
+        if self.own is None and self.call is not None and (why := why_apart(self.call[1], block, self.mask)):
+            if self.verifier is not None or (self.prefix is not None and why == NOT_THE_END):
+                raise UnsupportedTargetError(f"{', '.join(self.session.report.methods)}: {why}")
+            self.call = None
 
     def _waiting(self, block: torch.Tensor) -> torch.Tensor:
         """Which rows of a block `[B, L]` have masks that will be filled, `[B]`: not those of texts that have ended."""

@@ -17,8 +17,12 @@ NOT_REACHED = (
 )
 # Of a step that is gone through by hand, where a method computes the end of a canvas alone.
 NOT_THE_END = (
-    "the canvas of this step goes on behind its block, and caches and canvas.FreeDave take its end for the block: give"
-    " the model the canvas up to the end of the block"
+    "the canvas of this step goes on behind its block, or has masks before it, and caches and canvas.FreeDave take its"
+    " end for the block: give the model the canvas up to the end of the block"
+)
+OTHER_ROWS = (
+    "the model has read other rows than this step has, as for guidance by one batch, and canvas.FreeDave verifies a"
+    " pass of the same rows: use it without guidance"
 )
 
 
@@ -67,3 +71,26 @@ def other_blocks(own: int, length: int, cached: bool) -> str:
         f"the model fills blocks of {own}, and this call has blocks of {length}: pass block_length={own}, or set it in"
         f" the scheduler{inexact}"
     )
+
+
+def why_apart(ids: torch.Tensor, block: torch.Tensor, mask: int) -> str:
+    """Why the canvases `[R, N]` of a pass are not those whose block `[B, L]` a step gets; empty if they are.
+
+    The first rows or the last may be, beside those of guidance. Where a mask stands before a block at the end, the
+    step's may be one before it that is as empty.
+    """
+    own, length = len(block), block.shape[1]
+    ends = (
+        torch.equal(rows[:, -length:], block) and not (rows[:, -length - 1 : -length] == mask).any()
+        for rows in (ids[:own], ids[-own:])
+    )
+    if not any(ends):
+        return NOT_THE_END
+    return "" if len(ids) == own else OTHER_ROWS
+
+
+def with_places(ids: torch.Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a pass with the positions that the model would count itself, of which parts are computed alone."""
+    if kwargs.get("position_ids") is not None:
+        return kwargs
+    return {**kwargs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}

@@ -1,5 +1,6 @@
 """Methods inside diffusers' block-diffusion pipeline, on untrained models of both kinds."""
 
+import functools
 import threading
 from types import SimpleNamespace
 
@@ -565,11 +566,13 @@ def test_free_dave_goes_on_plainly_where_a_callback_edits_the_canvas(place):
         (canvas.WindowDiffusion(2, 4),),
         (canvas.CoherentContext(0.1), canvas.PrefixCache(3)),
         (canvas.CreditDecoding(0.1),),
+        (canvas.S2D2(threshold=0.0),),
+        (canvas.GuidedCommit(),),
     ),
     ids=str,
 )
 def test_what_a_pass_gave_is_not_read_after_the_next(methods, monkeypatch):
-    """CUDA graphs write over it."""
+    """CUDA graphs write over it; nor is it by the scheduler."""
     pipe, arguments = examples.block_causal()
     with mmaccel.accelerate(pipe, *methods) as fast:
         kept, report = run(fast, arguments, 3), fast.report.to_dict()
@@ -581,9 +584,16 @@ def test_what_a_pass_gave_is_not_read_after_the_next(methods, monkeypatch):
         last[:] = [(out := own(*given, **more)).logits]
         return out
 
+    def step(model_output, *given, **more):
+        out = steps(model_output, *given, **more)
+        asked.append(bool(model_output.isnan().any() or out.sampled_probs.isnan().any()))
+        return out
+
+    steps, asked = pipe.scheduler.step, []
     monkeypatch.setattr(pipe.model, "forward", spoiling)
+    monkeypatch.setattr(pipe.scheduler, "step", functools.wraps(steps)(step))
     with mmaccel.accelerate(pipe, *methods) as fast:
-        assert torch.equal(run(fast, arguments, 3), kept)
+        assert torch.equal(run(fast, arguments, 3), kept) and asked and not any(asked)
         assert fast.report.forwards == report["forwards"] and fast.report.engaged
 
 

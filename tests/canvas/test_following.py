@@ -237,6 +237,62 @@ def test_methods_that_compute_the_end_of_a_canvas_refuse_a_block_within_it(metho
         assert torch.equal(filled_by_hand(pipe, end, full=False), plain)
 
 
+def filled_in_order(pipe, guided=False, blocks=3):
+    """A canvas filled block by block, as LLaDA's own loop does; guidance reads the text without its prompt, too."""
+    length, prompt = examples.BLOCK, 2 * examples.BLOCK
+    ids = torch.full((2, prompt + blocks * length), examples.MASK)
+    ids[:, :prompt] = torch.randint(4, 60, (2, prompt), generator=torch.Generator().manual_seed(1))
+    for begin in range(prompt, ids.shape[1], length):
+        rows = slice(begin, begin + length)
+        pipe.scheduler.set_timesteps(length, None, length)
+        for step in range(length):
+            read = torch.cat([ids, ids.index_fill(1, torch.arange(prompt), examples.MASK)]) if guided else ids
+            logits = pipe.model(read).logits[:, slice(-length, None) if guided else rows]
+            if guided:
+                of_prompt, without = logits.chunk(2)
+                logits = without + 1.5 * (of_prompt - without)
+            given = {"mask_token_id": examples.MASK, "threshold": 2.0}
+            ids[:, rows] = pipe.scheduler.step(logits, step, ids[:, rows], **given).prev_sample
+    return ids
+
+
+@torch.no_grad()
+def test_a_block_before_blocks_as_empty_is_not_taken_for_the_last(monkeypatch):
+    pipe, _ = examples.block_causal()
+    plain, reads, choose = filled_in_order(pipe), [], canvas.S2D2.choose
+    for method in (canvas.FreeDave(), canvas.PrefixCache(), canvas.WindowDiffusion()):
+        with (
+            mmaccel.accelerate(pipe, method),
+            pytest.raises(UnsupportedTargetError, match="behind its block, or"),
+        ):
+            filled_in_order(pipe)
+
+    def noted(self, block):
+        if block.step == 0:
+            reads.append(block.read is not None)
+        return choose(self, block)
+
+    monkeypatch.setattr(canvas.S2D2, "choose", noted)
+    with mmaccel.accelerate(pipe, canvas.S2D2()):
+        assert not (filled_in_order(pipe) == examples.MASK).any() and reads == [False, False, True]
+    with mmaccel.accelerate(pipe, canvas.FactorCommit(factor=1e-9)):
+        assert torch.equal(filled_in_order(pipe), plain)
+
+
+@torch.no_grad()
+def test_guidance_by_one_batch_is_followed_by_hand():
+    """Its rows stand behind those of the texts, without their prompt; methods that read more passes do without."""
+    pipe, _ = examples.block_causal()
+    plain = filled_in_order(pipe, guided=True, blocks=1)
+    with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
+        assert torch.equal(filled_in_order(pipe, guided=True, blocks=1), plain)
+        assert fast.adapter.decoder.prefix.reused == examples.BLOCK - 1
+    with mmaccel.accelerate(pipe, canvas.S2D2()):
+        assert not (filled_in_order(pipe, guided=True, blocks=1) == examples.MASK).any()
+    with mmaccel.accelerate(pipe, canvas.FreeDave()), pytest.raises(UnsupportedTargetError, match="guidance by one b"):
+        filled_in_order(pipe, guided=True, blocks=1)
+
+
 @torch.no_grad()
 def test_nothing_is_read_word_by_word_of_a_block_within_a_canvas(monkeypatch):
     pipe, _ = examples.block_causal()

@@ -14,6 +14,7 @@ from transformers.cache_utils import DFlashCache
 
 import mmaccel
 from mmaccel.decoding.drafters.assistant import AssistantCost
+from mmaccel.decoding.drafters.heads import published
 from mmaccel.decoding.drafters.heads.dflash_guesses import BlockGuesses
 from mmaccel.decoding.drafters.heads.dflash_head import DFlashHead, layers_read
 from mmaccel.decoding.drafters.heads.dflash_steps import BlockSteps
@@ -470,6 +471,31 @@ def test_without_a_draft_model_it_drafts_as_fused_draft_and_says_so(model):
             warned = any("name one, as in DFlashDraft(head=" in warning for warning in fast.report.warnings)
             assert warned == isinstance(method, DFlashDraft)
     assert details[0] == details[1]
+
+
+def test_a_model_whose_tokens_change(tmp_path, monkeypatch):
+    """Some are added in a session or before; or cut off, but not the mask, which the model's embedding has."""
+    monkeypatch.setattr(published, "CLOSE", 0.1)
+    model = qwen3(tie_word_embeddings=True)
+    path = dflash_models.write(tmp_path, model)
+    for first, size in ((64, 66), (66, 63), (63, 62)):
+        model.resize_token_embeddings(first)
+        given = call()
+        given["input_ids"] = given["input_ids"] % min(first, size)
+        with mmaccel.accelerate(model, DFlashDraft(head=path, always=True)) as fast:
+            fast.generate(**given)
+            model.resize_token_embeddings(size)
+            given["input_ids"] = torch.where(given["input_ids"] % 7 == 0, size - 1, given["input_ids"])
+            written = fast.generate(**given)
+            assert fast.report.details["drafted"] and not fast.report.warnings
+        assert torch.equal(model.generate(**given), written)
+    lacks = "token 61, its mask, and the model has embeddings of 61 tokens: keep 62 or more"
+    with mmaccel.accelerate(model, DFlashDraft(head=path)) as fast:
+        model.resize_token_embeddings(61)
+        with pytest.raises(UnsupportedTargetError, match=lacks):
+            fast.generate(**{**call(), "input_ids": call()["input_ids"] % 61})
+    with pytest.raises(UnsupportedTargetError, match=lacks):
+        mmaccel.accelerate(model, DFlashDraft(head=path))
 
 
 @pytest.mark.parametrize(

@@ -272,11 +272,12 @@ def test_what_a_head_does_not_say_is_read_as_engines_do(llama, tmp_path):
         assert load_head(path, llama).config.norm_before_residual is expected
 
 
+@pytest.mark.parametrize("tied", (False, True), ids=("", "tied"))
 @pytest.mark.parametrize("own", (False, True), ids=("the model's matrices", "its own"))
-def test_a_model_whose_tokens_change(tmp_path, monkeypatch, own):
+def test_a_model_whose_tokens_change(tmp_path, monkeypatch, own, tied):
     """Some are added in a session, of which nothing was learned; others were cut off before, and are not proposed."""
     monkeypatch.setattr(published, "CLOSE", 0.6)
-    model = examples.llama(num_hidden_layers=4)[0]
+    model = examples.llama(num_hidden_layers=4, tie_word_embeddings=tied)[0]
     path = eagle_heads.write(tmp_path, model, own=own)
     for first, size in ((64, 66), (30, 30)):
         given = call()

@@ -158,11 +158,18 @@ def test_layers_of_another_model_or_kind_are_refused(tmp_path):
     def quantized(found):
         return {**found, "mtp.fc.weight_scale_inv": torch.ones(1)}
 
+    def packed(found):
+        return {name: value for name, value in found.items() if name != "mtp.fc.weight"} | {
+            "mtp.fc.qweight": torch.ones(1, dtype=torch.int32)
+        }
+
     def torn(found):
         return {name: value for name, value in found.items() if "q_proj" not in name}
 
     with pytest.raises(WeightsError, match=r"is quantized \(fc.weight_scale_inv\)"):
         mmaccel.accelerate(saved(tmp_path / "a", "llama", change=quantized), MTPDraft())
+    with pytest.raises(WeightsError, match=r"is quantized \(fc.qweight\)"):
+        mmaccel.accelerate(saved(tmp_path / "packed", "llama", change=packed), MTPDraft())
     with pytest.raises(WeightsError, match="is not one of LlamaForCausalLM: .*q_proj"):
         mmaccel.accelerate(saved(tmp_path / "b", "llama", change=torn), MTPDraft())
     model = saved(tmp_path / "c", "llama")

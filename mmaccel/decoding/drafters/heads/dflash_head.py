@@ -14,6 +14,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
+from mmaccel.errors import UnsupportedTargetError
+
 from .draft_head import DraftHead
 
 Sees = tuple[int | None, bool]  # a window of tokens, None for all, and whether later tokens of a block are hidden
@@ -57,6 +59,16 @@ class DFlashHead(DraftHead):
         config: Any = self.config
         rotary: nn.Module = Qwen3RotaryEmbedding(config)
         return rotary
+
+    def _take(self, theirs: tuple[Any, Any], vocabulary: int, at: tuple[torch.device, torch.dtype]) -> None:
+        super()._take(theirs, vocabulary, at)
+        assert self.embedding is not None
+        mask, count = self.config.mask_token, len(self.embedding)
+        if mask >= count:
+            raise UnsupportedTargetError(
+                f"DFlash's draft model fills places of token {mask}, its mask, and the model has embeddings of {count}"
+                f" tokens: keep {mask + 1} or more of them, or use vlm.FusedDraft()"
+            )
 
     def join(self, states: Tensor) -> Tensor:
         joined: Tensor = self.hidden_norm(self.fc(states))

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 from mmaccel.errors import UnsupportedTargetError, WeightsError
 
 from .dflash_head import DFlashHead, Sees, layers_read
-from .published import made, plain_rotary, require_fit, told_of, weights_of
+from .published import is_close, made, plain_rotary, require_fit, told_of, weights_of
 
 KINDS: dict[str, type[PretrainedConfig]] = {  # for what a configuration leaves out; the layers are all Qwen3's
     "qwen3": Qwen3Config,
@@ -59,7 +59,7 @@ def configuration(path: str, model: Any) -> PretrainedConfig:
     )
     reads = _layers(told, layer, len(model.get_decoder().layers))
     require_fit(path, model, size, reads)
-    if vocabulary != theirs.vocab_size:
+    if not is_close(vocabulary, theirs.vocab_size):
         raise UnsupportedTargetError(
             f"{path} was trained for a model of {vocabulary} tokens, {type(model).__name__} has {theirs.vocab_size}:"
             " give the draft model that was trained for this model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import is_
 from typing import Any
 
 import torch
@@ -44,9 +43,9 @@ class DraftHead(nn.Module):
         self.draft_tokens = torch.arange(draft_tokens)
         self.drafted: list[int] = []  # the same, for many look-ups
         self._borrows: tuple[bool, bool] | None = None  # embedding and output, from the model
-        self._theirs: tuple[Any, Any] = None, None  # those of the model
+        self._theirs: tuple[Any, Any] = None, None  # those of the model, held so that no other gets their ids
         self._shared = False, False  # embedding and output, with the model: the same memory
-        self._at: tuple[torch.device, torch.dtype] | None = None
+        self._beside: tuple[Any, ...] | None = None  # where it is, and what these were
 
     @property
     def device(self) -> torch.device:
@@ -60,7 +59,8 @@ class DraftHead(nn.Module):
         """The head on the device and in the type of its model, which may have moved, or have other tokens by now."""
         theirs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         at = theirs[1].device, model.dtype
-        if self._at == at and all(map(is_, theirs, self._theirs)):
+        beside = at, *map(_mark, theirs)
+        if self._beside == beside:
             return self
         self._borrows = self._borrows or (self.embedding is None, self.output is None)
         self.rotary_emb = nn.Identity()
@@ -72,7 +72,7 @@ class DraftHead(nn.Module):
         self.rotary_emb = self.rotary(model).to(at[0])  # whose frequencies stay in float32
         self._take(theirs, model.config.get_text_config(decoder=True).vocab_size, at)
         self.drafted = self.draft_tokens.tolist()
-        self._at, self._theirs = at, theirs
+        self._beside, self._theirs = beside, theirs
         return self
 
     def _take(self, theirs: tuple[Any, Any], vocabulary: int, at: tuple[torch.device, torch.dtype]) -> None:
@@ -138,6 +138,11 @@ class DraftHead(nn.Module):
 def _is_same(matrix: Tensor, weight: Any) -> bool:
     """Whether a matrix is the model's weight, and no copy of it."""
     return private.is_plain(weight) and matrix.data_ptr() == weight.data_ptr()
+
+
+def _mark(weight: Any) -> tuple[Any, ...]:
+    """What changes with a weight; to resize tied ones, transformers puts other values in the same parameter."""
+    return id(weight), weight.shape, weight.data_ptr() if private.is_plain(weight) else 0
 
 
 def dense(weight: Any) -> Tensor:

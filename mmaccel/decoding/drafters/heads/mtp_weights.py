@@ -42,7 +42,7 @@ def find_layers(path: str, model: Any) -> dict[str, str]:
     number = model.config.get_text_config(decoder=True).num_hidden_layers
     known = re.compile(rf"(.*?\b)(mtp\.|layers\.{number}\.)")
     files = files_of(path, GIVEN)
-    first = next((name for name in files if known.match(name) and _own(name) == "fc.weight"), "")
+    first = next((name for name in files if known.match(name) and _own(name).startswith("fc.")), "")
     begin = known.match(first)
     if begin is not None:
         return {name: file for name, file in files.items() if name.startswith(begin[0]) and _own(name)}

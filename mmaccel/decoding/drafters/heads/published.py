@@ -99,6 +99,11 @@ def require_fit(path: str, model: Any, size: int, reads: tuple[int, ...]) -> Non
         )
 
 
+def is_close(count: int, theirs: int) -> bool:
+    """Whether two vocabularies may be one, with tokens added to either, or the spare ones cut off."""
+    return abs(count - theirs) <= CLOSE * max(count, theirs)
+
+
 def made(path: str, make: Callable[[], Head], weights: dict[str, Tensor], model: Any) -> Head:
     """The head that `make` makes, with weights by its own names, on the device and in the type of the model."""
     try:
