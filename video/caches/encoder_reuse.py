@@ -61,8 +61,8 @@ class EncoderReuse(StepCache):
         the decoder (PAG) are made one by one.
     prior_noise
         Share of the noise that a run began with, of variance 1, that is added to the latents before each step of its
-        second half, against lost texture: 0.003 in the paper. Default 0, since it was no nearer to the plain picture
-        where it was measured. Runs that begin with a picture, such as image-to-image, get none.
+        second half, against lost texture: 0.003 in the paper. Default 0; the benchmark of UNets has what it is worth.
+        Runs that begin with a picture, such as image-to-image, get none.
 
     Raises
     ------
