@@ -107,10 +107,12 @@ def stand_in(monkeypatch):
         seen.note(methods=methods, preset=preset)
         return Result()
 
+    found = SimpleNamespace(modality="image", family="janus")
     seen.put(monkeypatch, "mmaccel.session", accelerate=accelerate)
     seen.put(monkeypatch, "mmaccel.comparison.compare", compare=compare)
     seen.put(monkeypatch, "mmaccel.tuning.tune", tune=tune)
     seen.put(monkeypatch, "mmaccel.plan", plan=plan)
+    seen.put(monkeypatch, "mmaccel.adapter", find_adapter=lambda target: found)
     seen.put(monkeypatch, "mmaccel.files.kept_choices", forget=lambda: seen.note(forgotten=True))
     for part in (_image, _video, _vlm, _document, _speech, _canvas, note_batch, _bench, _demo, _serve):
         part(seen, monkeypatch)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 from mmaccel.bench.benchmark import by
 from mmaccel.bench.pages import markdown
 from mmaccel.bench.selection import CLOSE_ENOUGH
-from mmaccel.bench.winners import Figure, who_wins
+from mmaccel.bench.winners import Figure, ahead, who_wins
 from mmaccel.comparison.results import called
+
+from .unet_cases import BUDGETS
 
 Row = dict[str, Any]
 FIGURES = tuple(
@@ -81,14 +84,22 @@ def _line(row: Row) -> list[str]:
 
 def said(group: list[Row]) -> str:
     """Each budget of ours beside the best of the others that take about its time, or less."""
-    ours = [row for row in group if row["method"] == "video.HeterogeneousSteps"]
-    return "\n\n".join(f"At {row['speedup']:.2f}x the speed:\n\n" + "\n".join(_said(row, group)) for row in ours)
+    return "\n".join(line for row in _ours(group) for line in _said(row, group))
 
 
 def _said(row: Row, group: list[Row]) -> Iterator[str]:
-    as_fast = [other for other in group if CLOSE_ENOUGH * (other["speedup"] or 0.0) >= row["speedup"]]
-    others = [[other for other in as_fast if other["kind"] == kind] for kind in ("rival", "simple")]
-    yield from filter(None, (who_wins(figure, row, others, _named) for figure in FIGURES))
+    others = [[other for other in _as_fast(row, group) if other["kind"] == kind] for kind in ("rival", "simple")]
+    for figure in FIGURES:
+        named = replace(figure, name=f"at {row['speedup']:.2f}x, {figure.name}")
+        yield from filter(None, [who_wins(named, row, others, _named)])
+
+
+def _ours(group: list[Row]) -> list[Row]:
+    return [row for row in group if row["method"] == "video.HeterogeneousSteps"]
+
+
+def _as_fast(row: Row, group: list[Row]) -> list[Row]:
+    return [other for other in group if CLOSE_ENOUGH * (other["speedup"] or 0.0) >= row["speedup"]]
 
 
 def _named(row: Row) -> str:
@@ -96,7 +107,26 @@ def _named(row: Row) -> str:
 
 
 def of_others(found: list[Row]) -> str:
-    """The same by the other samplers, in the index."""
-    groups = list(by("model", "{}", found).items())[1:]
-    lines = [f"By {sampler_of(model)}:\n\n{said(group)}" for model, group in groups]
-    return "\n\n".join(lines)
+    """Ours against fewer steps and DeepCache over the other samplers, in the index."""
+    return "\n".join(_of_others(list(by("model", "{}", found).values())[1:]))
+
+
+def _of_others(groups: list[list[Row]]) -> Iterator[str]:
+    for budget in BUDGETS:
+        for method in ("fewer steps", "DeepCache"):
+            ours = [(row, group) for group in groups for row in _ours(group) if row["settings"]["budget"] == budget]
+            pairs = list(_pairs(ours, method))
+            told = "; ".join(filter(None, (ahead(figure, pairs, _sampler) for figure in FIGURES)))
+            if told:
+                yield f"- By other samplers, {budget:.0%} of the steps against {method} in about the time: {told}."
+
+
+def _pairs(groups: list[tuple[Row, list[Row]]], method: str) -> Iterator[tuple[Row, Row]]:
+    for row, group in groups:
+        best = FIGURES[0].best(other for other in _as_fast(row, group) if other["method"] == method)
+        if best is not None:
+            yield row, best
+
+
+def _sampler(row: Row) -> str:
+    return sampler_of(row["model"])
