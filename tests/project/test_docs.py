@@ -48,7 +48,8 @@ def test_the_measured_rows_are_those_of_the_benchmarks():
     row = presets.presets_of("image", "janus")["fast"].row
     line = next(line for line in page.splitlines() if line.startswith("| `ZipAR(window=2)`"))
     assert f"{row['speedup']:.2f}x" in line and f"{row['quality']:.4g}" in line
-    assert "No row of the committed benchmarks" in all_pages()["methods/video/encoder_reuse.md"]
+    assert "No row of the committed benchmarks" in all_pages()["methods/video/faster_cache.md"]
+    assert "`EncoderReuse(parallel=4)`" in all_pages()["methods/video/encoder_reuse.md"]
     assert method_of({"modality": "video", "method": "fewer steps", "settings": {}}) is None
 
 
