@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -50,7 +51,8 @@ def method_of(row: dict[str, Any]) -> type[Method] | None:
         if name in table:
             return table[name]
     settings = set(row["settings"])
-    fits = [cls for cls in table.values() if settings == _settings(cls)] if settings else []
+    same = [cls for name, cls in table.items() if name.startswith(f"{row['modality']}.")]
+    fits = [cls for cls in same if settings == _settings(cls)] if settings else []
     return fits[0] if len(fits) == 1 else None
 
 
@@ -98,8 +100,9 @@ def _table(rows: list[dict[str, Any]]) -> str:
 def _label(row: dict[str, Any]) -> str:
     method = method_of(row)
     if method is None:
-        return str(row["method"])
-    changed = {k: v for k, v in row["settings"].items() if method().settings()[k] != v}
+        return str(row["method"]) if row.get("label") else results.called(row)
+    usual = json.loads(json.dumps(method().settings()))  # with lists, as rows have them
+    changed = {k: v for k, v in row["settings"].items() if usual[k] != v}
     shown = ", ".join(f"{name}={_short(value)}" for name, value in changed.items())
     name = "" if row["method"].split(".")[-1] == method.__name__ else f"{row['method']}: "
     return f"{name}`{method.__name__}({shown})`"

@@ -327,7 +327,8 @@ NEW_ALONE = "only the new tokens of a text were given, and those before are in t
 )
 def test_texts_that_are_left_to_the_model(encoder, more, reason):
     config = SimpleNamespace(is_encoder_decoder=encoder)
-    model = SimpleNamespace(config=config, prepare_inputs_for_generation=None, modules=list)
+    parts = {"modules": list, "parameters": list, "training": False}
+    model = SimpleNamespace(config=config, prepare_inputs_for_generation=None, **parts)
     config = SimpleNamespace(output_attentions=False, output_hidden_states=False, _mask_length=3)
     assert unfit.unfit(model, SEEN, config, more) == reason
     for name in ("output_attentions", "output_hidden_states"):

@@ -49,7 +49,7 @@ def test_the_measured_rows_are_those_of_the_benchmarks():
     line = next(line for line in page.splitlines() if line.startswith("| `ZipAR(window=2)`"))
     assert f"{row['speedup']:.2f}x" in line and f"{row['quality']:.4g}" in line
     assert "No row of the committed benchmarks" in all_pages()["methods/video/faster_cache.md"]
-    assert "`EncoderReuse(parallel=4)`" in all_pages()["methods/video/encoder_reuse.md"]
+    assert "| fewer steps(steps=25) |" in all_pages()["methods/video/encoder_reuse.md"]
     assert method_of({"modality": "video", "method": "fewer steps", "settings": {}}) is None
 
 
