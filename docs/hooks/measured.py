@@ -46,6 +46,8 @@ def where(name: str) -> str:
 
 def method_of(row: dict[str, Any]) -> type[Method] | None:
     """The method of a row; the rows of `video.json` name an entry, which can be a variant."""
+    if row["method"] in ALTERNATIVES:
+        return None
     table = methods()
     for name in (row["method"], f"{row['modality']}.{row['method']}"):
         if name in table:
