@@ -453,7 +453,7 @@ def test_what_deepgram_s_clients_ask_for_by_default_is_taken(address, asked):
 
 @pytest.mark.parametrize("asked", ("true", "True", "TRUE"))
 def test_python_s_true_asks_for_partials_too(listener, asked):
-    _, has_partials, _ = deepgram._begun({"encoding": "linear16", "interim_results": asked}, listener.opened, "none")
+    _, has_partials, *_ = deepgram._begun({"encoding": "linear16", "interim_results": asked}, listener.opened, "none")
     assert has_partials
 
 

@@ -489,7 +489,7 @@ def test_models_are_opened_on_their_device_and_in_their_type(monkeypatch):
     assert given == [("some/model", "cuda", torch.bfloat16)]
 
 
-def test_what_is_loaded_is_a_pipeline_that_can_be_accelerated(monkeypatch):
+def test_what_is_loaded_is_a_pipeline_that_can_be_accelerated(monkeypatch, tmp_path):
     made, given = examples.wan_pipeline()[0], []
 
     def from_pretrained(model, **more):
@@ -497,6 +497,7 @@ def test_what_is_loaded_is_a_pipeline_that_can_be_accelerated(monkeypatch):
         return made
 
     monkeypatch.setattr(DiffusionPipeline, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(DiffusionPipeline, "download", lambda model, **more: str(tmp_path))
     assert generation.load("someone/model", dtype=torch.bfloat16) is made
     safe = {"use_safetensors": True, "trust_remote_code": False}
     assert given == [("someone/model", {"dtype": torch.bfloat16, **safe})]

@@ -305,7 +305,7 @@ def test_mag_cache_stretches_its_ratios(monkeypatch):
     method = video.MagCache(ratios=(1.0, 1.1, 1.2))
     for run, ratios in (
         (SamplerRun(5, []), [1.0, 1.0, 1.1, 1.2, 1.2]),
-        (SamplerRun(5, [], step=2), [1.1, 1.2, 1.2]),
+        (SamplerRun(5, [], step=2), [1.0, 1.0, 1.1, 1.2, 1.2]),
         (SamplerRun(1, []), [1.0]),
     ):
         config = given_to(monkeypatch, place, method, pipe, run=run)
