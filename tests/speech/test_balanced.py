@@ -82,5 +82,5 @@ def test_a_word_stays_alone_where_nothing_else_fits():
 
 
 def test_scripts_without_spaces_are_balanced_by_characters():
-    lines = SubtitleLayout(width=10).wrap("\u4f60" * 12)
+    lines = SubtitleLayout(width=12).wrap("\u4f60" * 12)
     assert [len(line) for line in lines] == [6, 6]
