@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import torch
 from PIL import Image
 
 from mmaccel.comparison.results import in_threads
+from mmaccel.files import pictures
 
 
 def run(main: Callable[[], None], description: str | None) -> None:
@@ -53,6 +56,17 @@ def write(
         "threads": in_threads(torch.get_num_threads()),
     }
     (folder / "README.md").write_text(text.format(**{**facts(folder), **counted, **told}))
+
+
+def drawn(pipe: Any, prompts: Sequence[str]) -> tuple[Image.Image, float]:
+    """A sheet of what a pipeline draws, one picture per prompt and none picked, and the median of their seconds."""
+    cells, seconds = [], []
+    for number, prompt in enumerate(prompts):
+        began = time.perf_counter()
+        picture = pipe(prompt, generator=torch.Generator().manual_seed(number)).images[0]
+        seconds.append(time.perf_counter() - began)
+        cells.append(pictures.headed(pictures.enlarged(picture), prompt))
+    return pictures.sheet(cells, 4), median_high(seconds)
 
 
 def facts(folder: Path) -> dict[str, Any]:

@@ -7,13 +7,7 @@ Samples are drawn by the pipeline as `zoo.load` gives it, one per prompt, none p
 
 from __future__ import annotations
 
-import time
-from statistics import median_high
-
-import torch
-
 from mmaccel import zoo
-from mmaccel.files import pictures
 
 from .. import card
 from ..janus.card import PROMPTS
@@ -49,15 +43,9 @@ It exists to test and measure acceleration without a download; it is no general 
 
 def main() -> None:
     pipe = zoo.load("tiny-amused")
-    drawn, seconds = [], []
-    for number, prompt in enumerate(PROMPTS):
-        began = time.perf_counter()
-        picture = pipe(prompt, generator=torch.Generator().manual_seed(number)).images[0]
-        seconds.append(time.perf_counter() - began)
-        drawn.append(pictures.headed(pictures.enlarged(picture), prompt))
-    parts, sheet = (pipe.transformer, pipe.text_encoder, pipe.vqvae), pictures.sheet(drawn, 4)
-    told = {"transformer": card.millions(pipe.transformer), "seconds": median_high(seconds)}
-    card.write(zoo.path("tiny-amused"), CARD, parts, sheet, **told)
+    sheet, seconds = card.drawn(pipe, PROMPTS)
+    told = {"transformer": card.millions(pipe.transformer), "seconds": seconds}
+    card.write(zoo.path("tiny-amused"), CARD, (pipe.transformer, pipe.text_encoder, pipe.vqvae), sheet, **told)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from diffusers import AmusedScheduler, UVit2DModel
@@ -19,9 +21,9 @@ WIDTH, BLOCK_WIDTH, LAYERS = 192, 96, 4
 MICRO = 32  # width of each of the five numbers (sizes, crop, score) that aMUSEd is told beside the text
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A word tokenizer over everything a caption of the emoji world can say."""
-    words = " ".join([*world.FEATURED, *world.SIZES, *world.BACKGROUNDS, *world.PLACES, "on"]).split()
+def build_tokenizer(things: Sequence[str] = world.FEATURED) -> PreTrainedTokenizerFast:
+    """A word tokenizer over everything a caption of the emoji world can say of these things."""
+    words = " ".join([*things, *world.SIZES, *world.BACKGROUNDS, *world.PLACES, "on"]).split()
     return word_tokenizer(
         SPECIAL_TOKENS,
         words,

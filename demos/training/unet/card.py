@@ -7,13 +7,7 @@ Samples are drawn by the pipeline as `zoo.load` gives it, one per prompt, none p
 
 from __future__ import annotations
 
-import time
-from statistics import median_high
-
-import torch
-
 from mmaccel import zoo
-from mmaccel.files import pictures
 
 from .. import card
 from .train import PROMPTS
@@ -50,15 +44,10 @@ It exists to test and measure acceleration of UNets without a download; it is no
 def main() -> None:
     folder, pipe = zoo.path("tiny-unet"), zoo.load("tiny-unet")
     pipe.set_progress_bar_config(disable=True)
-    drawn, seconds = [], []
-    for number, prompt in enumerate(PROMPTS):
-        began = time.perf_counter()
-        picture = pipe(prompt, generator=torch.Generator().manual_seed(number)).images[0]
-        seconds.append(time.perf_counter() - began)
-        drawn.append(pictures.headed(pictures.enlarged(picture), prompt))
-    told = {"unet": card.millions(pipe.unet), "seconds": median_high(seconds)}
+    sheet, seconds = card.drawn(pipe, PROMPTS)
+    told = {"unet": card.millions(pipe.unet), "seconds": seconds}
     told |= card.in_words(folder, "names", "backgrounds", "places")
-    card.write(folder, CARD, (pipe.unet, pipe.vae, pipe.text_encoder), pictures.sheet(drawn, 4), **told)
+    card.write(folder, CARD, (pipe.unet, pipe.vae, pipe.text_encoder), sheet, **told)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
 from mmaccel.zoo.worlds import emoji_world as world
 from mmaccel.zoo.worlds import moving_world
 
-from ..amused.shape import SPECIAL_TOKENS, TEXT_LENGTH
-from ..word_tokenizer import word_tokenizer
+from ..amused.shape import TEXT_LENGTH
 
 THINGS = moving_world.NAMES  # what `tiny-wan` draws: few enough to be drawn well
 LATENT_CHANNELS = 4
@@ -18,20 +17,6 @@ GRID = 16  # latents across; 4 x 4 pixels each
 TEXT_WIDTH = 96
 WIDTHS = (64, 96, 128)  # of the UNet on 16, 8 and 4 latents across
 GUIDANCE = 3.0
-
-
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A word tokenizer over everything that a caption can say."""
-    words = " ".join([*THINGS, *world.SIZES, *world.BACKGROUNDS, *world.PLACES, "on"]).split()
-    return word_tokenizer(
-        SPECIAL_TOKENS,
-        words,
-        unsaid="a|an|the|in|at",
-        template="<bos> $A <eos>",
-        model_max_length=TEXT_LENGTH,
-        bos_token="<bos>",
-        eos_token="<eos>",
-    )
 
 
 def build_text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModel:

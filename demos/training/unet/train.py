@@ -25,11 +25,11 @@ from PIL import Image
 from mmaccel.files import pictures
 from mmaccel.zoo.worlds import emoji_world as world
 
+from ..amused.shape import build_tokenizer
 from ..amused.train import CAPTION_DROPOUT, words_of
-from ..checkpoint import write_model
 from ..optimizer import muon_and_adam
 from ..recipe import Average, Stage, begin, command_line
-from ..wan.vae import pool, train_vae
+from ..wan.vae import kept_vae, pool
 from . import shape
 from .data import HELD_OUT, TRAINING
 from .vae import encoded_pictures, measure_latents, psnr, vae_loss
@@ -49,13 +49,7 @@ PROMPTS = (  # of the sheet of samples
 
 def trained_vae(args: argparse.Namespace) -> AutoencoderKL:
     """The autoencoder as it is shipped, rounded to float16."""
-    folder = args.output / "model" / "vae"
-    if not folder.is_dir():
-        vae = shape.build_vae()
-        train_vae(vae, args.output, args.vae_minutes, functools.partial(vae_loss, vae, args.seed))
-        vae.half().float()
-        measure_latents(vae, args.seed)
-        write_model(vae.half(), folder)
+    folder = kept_vae(args, shape.build_vae, vae_loss, measure_latents)
     return AutoencoderKL.from_pretrained(folder, torch_dtype=torch.float32)
 
 
@@ -160,7 +154,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--pace", type=float, default=0.5, help="factor of the learning rates")
     args = parser.parse_args(argv)
     begin(args)
-    tokenizer = shape.build_tokenizer()
+    tokenizer = build_tokenizer(shape.THINGS)
     module = torch.nn.ModuleDict({"unet": shape.build_unet(), "text_encoder": shape.build_text_encoder(tokenizer)})
     average = Average(module)
     pipeline = StableDiffusionPipeline(

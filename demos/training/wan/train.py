@@ -26,12 +26,11 @@ from PIL import Image
 from mmaccel.files import pictures
 from mmaccel.zoo.worlds import moving_world as world
 
-from ..checkpoint import write_model
 from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from . import shape
 from .parts import TrainingAttention, flow_loss
-from .vae import HELD_OUT, TRAINING, draw, encoded_clips, measure_latents, pixels_of, pool, train_vae, vae_loss
+from .vae import HELD_OUT, TRAINING, draw, encoded_clips, kept_vae, measure_latents, pixels_of, pool, vae_loss
 
 CAPTION_DROPOUT = 0.1  # classifier-free guidance (Ho and Salimans, 2022)
 SHORT_FRAMES = 3  # latent frames of the beginning of a clip: things and captions, at a third of the tokens
@@ -50,13 +49,7 @@ PROMPTS = (  # of the sheet of samples
 
 def trained_vae(args: argparse.Namespace) -> AutoencoderKLWan:
     """The autoencoder as it is shipped, in float16 steps."""
-    folder = args.output / "model" / "vae"
-    if not folder.is_dir():
-        vae = shape.build_vae()
-        train_vae(vae, args.output, args.vae_minutes, functools.partial(vae_loss, vae, args.seed))
-        vae.half().float()
-        measure_latents(vae, args.seed)
-        write_model(vae.half(), folder)
+    folder = kept_vae(args, shape.build_vae, vae_loss, measure_latents)
     vae = AutoencoderKLWan.from_pretrained(folder, torch_dtype=torch.float32)
     frames = pixels_of(draw(HELD_OUT, args.seed, 0, 4))
     with torch.no_grad():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import functools
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,12 +22,13 @@ from tqdm import tqdm
 from mmaccel.files.output import replacing
 from mmaccel.zoo.worlds import moving_world as world
 
-from ..checkpoint import Checkpoint, stoppable, write
+from ..checkpoint import Checkpoint, stoppable, write, write_model
 from ..janus.vq import picture_loss
 from ..optimizer import Muon, trapezoid
 from ..recipe import LOG_STEPS, SAVE_SECONDS, UNITS, Clock, step_with
 from .shape import to_pixels
 
+Vae = TypeVar("Vae", bound=torch.nn.Module)
 KL_WEIGHT = 2e-3
 TRAINING, HELD_OUT = 0, 1  # streams of seeds
 CLIPS = 8  # encoded at a time
@@ -113,6 +117,23 @@ def train_vae(
             checkpoint.save(step)
             saved = time.monotonic()
     checkpoint.save(step)
+
+
+def kept_vae(
+    args: argparse.Namespace,
+    build: Callable[[], Vae],
+    loss: Callable[[Vae, int, int], tuple[torch.Tensor, torch.Tensor]],
+    measure: Callable[[Vae, int], None],
+) -> Path:
+    """The folder of an autoencoder as it is shipped, rounded to float16; trained and written if it is not there yet."""
+    folder: Path = args.output / "model" / "vae"
+    if not folder.is_dir():
+        vae = build()
+        train_vae(vae, args.output, args.vae_minutes, functools.partial(loss, vae, args.seed))
+        vae.half().float()
+        measure(vae, args.seed)
+        write_model(vae.half(), folder)
+    return folder
 
 
 @torch.no_grad()
