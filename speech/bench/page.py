@@ -19,7 +19,8 @@ from .stream_tables import OWN, STREAMS, own, streams
 TITLE = "Streaming speech"
 INTRO = """
 Measured by `mmaccel bench speech --full`
-on {seconds:.0f} s of human speech, {words} words in {count} recordings whose text is known: {heard}. The models are Moonshine tiny and
+on {seconds:.0f} s of human speech, {words} words in {count} recordings
+whose text is known: {heard}. The models are Moonshine tiny and
 Whisper tiny.en from the `[speech]` extra, in float32. One thread, and **CPU seconds** throughout, since the machine was
 shared: a ratio of them is what a quiet machine would show in time, up to the caches. Recordings are pushed in chunks of
 0.1 s, with an update every 0.5 s. So little speech is a check and no leaderboard: one word is {word:.1f} points of the
