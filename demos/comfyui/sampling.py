@@ -1,8 +1,9 @@
 """Samplers as ComfyUI has them, functions that call a model once a step, with some of the calls forecast.
 
 Such a function owns its loop, so no step of it can be made again by itself. But it draws no random numbers: called
-anew with all velocities so far, it comes back to the same place without the model. So the steps between two computed
-ones are made again with better velocities, whatever the sampler keeps of its past.
+anew with all that the model said so far, it comes back to the same place without the model. So the steps between two
+computed ones are made again with better forecasts, whatever the sampler keeps of its past. Of models of flow matching
+velocities are forecast, of others the clean samples that they see.
 """
 
 from __future__ import annotations
@@ -55,27 +56,27 @@ def reason_to_pass(function: Any, options: dict[str, Any], sigmas: Sequence[Any]
 
 
 class _Reached(Exception):
-    """The sampler called the model with a velocity that is not known yet."""
+    """The sampler called the model where it is not known yet what that says."""
 
     def __init__(self, sample: torch.Tensor) -> None:
         super().__init__()
         self.sample = sample
 
 
-class _KnownVelocities:
-    """Stands where the model is: answers by known velocities, and ends the sampler behind the last."""
+class _KnownModel:
+    """Stands where the model is: answers by known velocities or clean samples, and ends the sampler behind the last."""
 
-    def __init__(self, model: Any, velocities: Sequence[torch.Tensor]) -> None:
-        self.model, self.velocities = model, iter(velocities)
+    def __init__(self, model: Any, known: Sequence[torch.Tensor], is_clean: bool) -> None:
+        self.model, self.known, self.is_clean = model, iter(known), is_clean
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def __call__(self, x: torch.Tensor, sigma: torch.Tensor, **options: Any) -> torch.Tensor:
-        velocity = next(self.velocities, None)
-        if velocity is None:
+        known = next(self.known, None)
+        if known is None:
             raise _Reached(x)
-        return x - _wide(sigma, x) * velocity
+        return known if self.is_clean else x - _wide(sigma, x) * known
 
 
 class ForecastSampler:
@@ -95,6 +96,9 @@ class ForecastSampler:
     places
         Where the steps stand on the way from noise to data, one for each of the noise levels; None (default) for the
         noise levels themselves, as fits flow matching.
+    is_flow
+        Whether the model's samples are mixed as in flow matching (default), so that velocities are forecast; otherwise
+        clean samples are.
 
     Examples
     --------
@@ -103,9 +107,15 @@ class ForecastSampler:
     """
 
     def __init__(
-        self, function: Function, budget: float, report: Report, places: Sequence[float] | None = None
+        self,
+        function: Function,
+        budget: float,
+        report: Report,
+        places: Sequence[float] | None = None,
+        is_flow: bool = True,
     ) -> None:
-        self.function, self.budget, self.report, self.places = function, budget, report, places
+        self.function, self.budget, self.report = function, budget, report
+        self.places, self.is_flow = places, is_flow
 
     def __call__(
         self,
@@ -144,7 +154,7 @@ def _keep_coefficients(stack: ExitStack, function: Function) -> None:
 
 
 class _Run:
-    """One run: the velocities so far are the whole state of the sampler."""
+    """One run: what the model said so far, velocities or clean samples, is the whole state of the sampler."""
 
     def __init__(
         self,
@@ -158,12 +168,14 @@ class _Run:
         self.function, self.report = sampler.function, sampler.report
         self.model, self.noise, self.sigmas = model, noise, sigmas
         self.extra_args, self.options = extra_args, options
-        self.velocities: list[torch.Tensor] = []
+        self.known: list[torch.Tensor] = []
+        self.is_clean = not sampler.is_flow
         steps = len(sigmas) - 1
         schedule = refresh(steps, sampler.budget, default_warmup(steps, sampler.budget))
         places = sampler.places or [float(sigma) for sigma in sigmas]
-        curved = getattr(sampler.function, "__name__", "") == "sample_euler"
-        self.allocation = StepAllocation(places, schedule, sampler=self, curved=curved)
+        one_step = getattr(sampler.function, "__name__", "") == "sample_euler"
+        curved = one_step and not self.is_clean
+        self.allocation = StepAllocation(places, schedule, sampler=self, one_step=one_step, curved=curved)
 
     def sample(self, callback: Callable[[dict[str, Any]], Any] | None) -> torch.Tensor:
         x = self._again()
@@ -171,26 +183,25 @@ class _Run:
             sigma, start = self.sigmas[step], x
             is_computed = self.allocation.begin(step) > 0
             self._count(is_computed)
-            velocity = self._computed(x, sigma) if is_computed else None
-            x = self.allocation.step(self._make, velocity, x)
+            x = self.allocation.step(self._make, self._computed(x, sigma) if is_computed else None, x)
             if callback is not None:
-                denoised = start - sigma * self.velocities[-1]
+                denoised = self.known[-1] if self.is_clean else start - sigma * self.known[-1]
                 callback({"x": start, "i": step, "sigma": sigma, "sigma_hat": sigma, "denoised": denoised})
         return x
 
     def _computed(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """The velocity that the model gives, after guidance."""
-        denoised = self.model(x, sigma * x.new_ones([len(x)]), **self.extra_args)
-        return (x - denoised) / sigma
+        """The velocity or the clean sample that the model gives, after guidance."""
+        denoised: torch.Tensor = self.model(x, sigma * x.new_ones([len(x)]), **self.extra_args)
+        return denoised if self.is_clean else (x - denoised) / sigma
 
-    def _make(self, velocity: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        """One more step, by this velocity; where it starts follows from the velocities before."""
-        self.velocities.append(velocity)
+    def _make(self, known: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        """One more step, by this velocity or clean sample; where it starts follows from those before."""
+        self.known.append(known)
         return self._again()
 
     def _again(self) -> torch.Tensor:
-        """Where the sampler calls the model next, or ends, if it goes by the velocities so far."""
-        known = _KnownVelocities(self.model, self.velocities)
+        """Where the sampler calls the model next, or ends, if it goes by what is known so far."""
+        known = _KnownModel(self.model, self.known, self.is_clean)
         try:
             return self.function(
                 known, self.noise, self.sigmas, extra_args=self.extra_args, callback=None, disable=True, **self.options
@@ -204,7 +215,7 @@ class _Run:
         computed.append(float(is_computed))
         report.plain_forwards, report.forwards = len(computed), sum(computed)
         report.engaged = report.engaged or not is_computed
-        held = self.allocation.nbytes() + count_bytes(self.velocities)
+        held = self.allocation.nbytes() + count_bytes(self.known)
         report.peak_extra_bytes = max(report.peak_extra_bytes, held)
 
 

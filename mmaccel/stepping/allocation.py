@@ -30,7 +30,7 @@ class StepAllocation:
         Share of the tokens that each step computes; the first step computes all in any case.
     forecast
         Share of the velocity's slope that forecasts trust, 0 to 1; None (default) for the :attr:`Schedule.trust` of
-        the schedule where velocities are `curved`, else for a half.
+        the schedule with a sampler of `one_step`, else for a half.
     correct
         Make steps again, in which forecasts missed (default). Only for samplers that draw no random numbers.
     sampler
@@ -45,9 +45,11 @@ class StepAllocation:
         predictor-corrector methods do (Adams and Moulton, 1926). That is for Euler's steps of flow matching.
     tolerance
         Root mean square of all corrections from which every further step is computed; None (default) for any.
+    one_step
+        Whether the sampler's steps depend on nothing but where they start (default), and not on several past ones.
     curved
-        Correct along parabolas (default), measured to be better for Euler's steps; else along lines, better for
-        samplers of several past steps.
+        Correct along parabolas (default), measured to be better for the velocities of Euler's steps; else along lines,
+        better for samplers of several past steps, and for clean samples in place of velocities.
 
     Attributes
     ----------
@@ -79,11 +81,12 @@ class StepAllocation:
         by_groups: bool = False,
         target: str = TARGETS[0],
         tolerance: float | None = None,
+        one_step: bool = True,
         curved: bool = True,
     ) -> None:
         self.levels, self.schedule, self.sampler = levels, schedule, sampler
         self.tokens, self.by_groups, self.target, self.tolerance = tokens, by_groups, target, tolerance
-        self.forecast, self.velocities = forecast, Velocities(curved=curved)
+        self.forecast, self.one_step, self.velocities = forecast, one_step, Velocities(curved=curved)
         self.replay = Replay(sampler) if correct else None
         self.layout = LatentLayout()
         self.index = 0
@@ -106,7 +109,7 @@ class StepAllocation:
         """Share of the velocity's slope that forecasts trust."""
         if self.forecast is not None:
             return self.forecast
-        return self.schedule.trust if self.velocities.curved else LEAST_TRUST
+        return self.schedule.trust if self.one_step else LEAST_TRUST
 
     @property
     def missed(self) -> float:

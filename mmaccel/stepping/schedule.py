@@ -160,6 +160,19 @@ def refresh(
     return Schedule(tuple(done))
 
 
+def evenly(steps: int, budget: float) -> Schedule:
+    """Full steps at equal distances from the first on, as a run of so few steps has them.
+
+    Examples
+    --------
+    >>> "".join("#" if f else "." for f in evenly(20, 0.25).fractions)
+    '#...#...#...#...#...'
+    """
+    count = min(steps, max(1, round(budget * steps)))
+    full = {step * steps // count for step in range(count)}
+    return Schedule(tuple(float(step in full) for step in range(steps)))
+
+
 def _evenly(steps: list[int], count: int) -> set[int]:
     """Some of these steps, `count` of them, evenly spread."""
     count = max(0, min(count, len(steps)))

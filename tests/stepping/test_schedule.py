@@ -76,11 +76,11 @@ def test_less_of_the_slope_is_trusted_over_longer_gaps(marks, expected):
     """All of it up to a tenth of the run, however many steps are left out before the first."""
     schedule = Schedule(tuple(float(mark == "#") for mark in marks))
     assert schedule.trust == pytest.approx(expected)
-    curved, straight, asked = (
-        StepAllocation([1.0] * 99, schedule, *rest, curved=curved)
-        for rest, curved in (((), True), ((), False), ((0.9,), True))
+    one, several, asked = (
+        StepAllocation([1.0] * 99, schedule, *rest, one_step=one_step)
+        for rest, one_step in (((), True), ((), False), ((0.9,), True))
     )
-    assert (curved.trust, straight.trust, asked.trust) == (schedule.trust, 0.5, 0.9)
+    assert (one.trust, several.trust, asked.trust) == (schedule.trust, 0.5, 0.9)
 
 
 @pytest.mark.parametrize(("forecast", "expected"), [(0.0, 3.0), (0.5, 2.5), (1.0, 2.0)])

@@ -13,15 +13,17 @@ from mmaccel.cache import require_memory
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.stepping.allocation import TARGETS, StepAllocation
 from mmaccel.stepping.run import FrameRun, SamplerRun
-from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, groups, refresh
+from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, evenly, groups, refresh
 from mmaccel.stepping.tensors import count_bytes, predicted
 
-from ..families.adapter import TRANSFORMERS, PipelineSession, token_grid
+from ..families.adapter import PipelineSession, token_grid
 from ..families.context_parallel import agreed
 from ..families.families import bound, layout_of
 from ..samplers import is_one_step, is_repeatable, straight
 from ..steps import Forward, Stepper, count_forwards
 from ..trace import Trace
+from .clean_samples import by_clean, mixtures
+from .limits import warn_of_limits
 from .partial import PartialForward, pinned_tokens
 
 if TYPE_CHECKING:
@@ -44,9 +46,9 @@ class HeterogeneousRun(Stepper):
         self.is_stale = False  # whether velocities are of other branches than the last step's
         self.goes_on = run.step > 0  # after a run that had to start over
         self.trace = Trace(run.levels[:-1])
-        together = FrameRun(run.levels, {step: step for step in range(run.steps)}, session.target.scheduler)
-        self.frames = run.frames or [together]
+        self.frames = run.frames or [FrameRun(run.levels, {k: k for k in range(run.steps)}, session.target.scheduler)]
         self.longest = max(len(frame.moves) for frame in self.frames)  # steps of a frame
+        self.mixtures = [] if run.frames else mixtures(session.target.scheduler)
         schedule = self._solve(run.steps, method.budget)
         self.agree = functools.partial(agreed, session.adapter.denoisers()[0])
         self.allocations = [self._allocate(frame.levels, schedule, frame.sampler) for frame in self.frames]
@@ -76,6 +78,8 @@ class HeterogeneousRun(Stepper):
 
     def _allocate(self, levels: list[float], schedule: Schedule, sampler: Any) -> StepAllocation:
         method = self.method
+        # lines where the steps were solved for lines, and where a sampler bends them itself
+        one_step = method.target == "converged" or (is_one_step(sampler) and method.steps is None)
         return StepAllocation(
             levels,
             schedule,
@@ -86,16 +90,18 @@ class HeterogeneousRun(Stepper):
             by_groups=method.policy == "groups",
             target=method.target,
             tolerance=None if self.run.frames else method.tolerance,  # which frames keep together
-            # lines where the steps were solved for lines, and where a sampler bends them itself
-            curved=method.target == "converged" or (is_one_step(sampler) and method.steps is None),
+            one_step=one_step,
+            curved=one_step and not self.mixtures,
         )
 
     def _solve(self, steps: int, budget: float) -> Schedule:
         method = self.method
         if method.steps is not None:
             return chosen(steps, method.steps)
-        if self._is_short(steps):
+        if self.is_short(steps):
             return Schedule((1.0,) * steps)
+        if self._is_spaced_evenly(steps, budget):
+            return evenly(steps, budget)
         if method.policy == "groups":
             return groups(steps, budget, method.warmup, method.cooldown, method.interval)
         warmup = method.warmup
@@ -110,43 +116,23 @@ class HeterogeneousRun(Stepper):
         except SettingError:
             return Schedule((1.0,) * steps)
 
-    def _is_short(self, steps: int) -> bool:
-        """Whether a run of so many steps is better computed than forecast; what a second expert has left is none."""
+    @property
+    def _is_asked(self) -> bool:
+        """Whether settings say which steps to compute."""
         method = self.method
         given = (method.steps, method.warmup, method.cooldown, method.interval)
-        is_asked = any(setting is not None for setting in given)
-        return min(steps, self.longest) < FEW_STEPS and self.expert is None and not is_asked
+        return any(setting is not None for setting in given)
 
-    def _warn_of_limits(self, scheduler: Any, steps: int) -> None:
-        """Warn about the limits of this sampler or number of steps."""
-        method, sampler = self.method, type(scheduler).__name__
-        least = 0.0 if method.steps is not None else sum(self.schedule.fractions[-steps:]) / steps
-        steps = min(steps, self.longest)
-        if self._is_short(steps):
-            adapter = self.session.adapter
-            place = adapter.place(adapter.denoisers()[0])
-            sparse = (
-                ", or take video.SparseAttention(budget=0.1) for long clips" if adapter.family in TRANSFORMERS else ""
-            )
-            self.warn(
-                f"{steps} steps are too few to forecast any, so all are computed: to save time within a step, remove()"
-                f" the session and call {place}.compile() before accelerate(){sparse} (warmup=1 forecasts all the same)"
-            )
-            return
-        if method.correct and self.allocation.replay is None:
-            self.warn(
-                f"forecasts are not corrected with {sampler}, whose steps cannot be repeated: fewer steps may do"
-                " better, see mmaccel.compare()"
-            )
-        fewer = max(1, round(method.budget * steps))
-        if not is_one_step(scheduler) and method.budget * steps < FEWEST:
-            self.warn(
-                f"{fewer} computed steps are few to forecast from with {sampler}: a plain run with"
-                f" num_inference_steps={fewer} may do as well"
-            )
-        rounded = 0.5 / steps + 1e-9  # half a step
-        if least > method.budget + rounded and not any((method.warmup, method.cooldown, method.interval)):
-            self.warn(f"a budget of {method.budget:g} is too small for {steps} steps: {least:.0%} of them are computed")
+    def is_short(self, steps: int) -> bool:
+        """Whether a run of so many steps is better computed than forecast; what a second expert has left is none."""
+        return min(steps, self.longest) < FEW_STEPS and self.expert is None and not self._is_asked
+
+    def _is_spaced_evenly(self, steps: int, budget: float) -> bool:
+        """Whether so few clean samples are computed that a sampler of several past ones does best with equal gaps."""
+        scheduler, method = self.session.target.scheduler, self.method
+        if not self.mixtures or method.policy == "groups" or method.fraction or self._is_asked:
+            return False
+        return budget * steps < FEWEST and is_repeatable(scheduler) and not is_one_step(scheduler)
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         run, allocation = self.run, self.allocations[self.run.moving[0]]
@@ -155,8 +141,7 @@ class HeterogeneousRun(Stepper):
                 allocation.pinned = pinned_tokens(bound(denoiser, args, kwargs).arguments)
             self._begin_step()
             self.trace.grid = token_grid(denoiser, args, kwargs)
-        part, active = self.parts.get(id(denoiser)), allocation.active
-        done = allocation.share
+        part, active, done = self.parts.get(id(denoiser)), allocation.active, allocation.share
         is_new = run.branch not in self.outputs  # guidance that begins in the middle
         self.passes.add(run.branch)
         if done == 0 and not is_new:
@@ -204,11 +189,11 @@ class HeterogeneousRun(Stepper):
         elif run.step:
             rest = (self._rest if self.goes_on else self._solve)(left, self.method.budget)
             self._share_out(Schedule((0.0,) * run.step + rest.fractions))
-        if self._is_short(left):
+        if self.is_short(left):
             for allocation in self.allocations:
                 allocation.target = TARGETS[0]
         self.trace.levels = run.levels[run.step : -1]
-        self._warn_of_limits(self.session.target.scheduler, left)
+        warn_of_limits(self, left)
 
     def _reserve(self, part: PartialForward | None, denoiser: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Refuse a run whose keys and values do not fit, when it begins."""
@@ -223,7 +208,8 @@ class HeterogeneousRun(Stepper):
     def _latents_bytes(self, latents: torch.Tensor) -> int:
         """The branch's output; the first also has velocities, slopes, bends and steps to make again."""
         again = 0 if self.allocation.replay is None else self.allocation.schedule.longest_gap + 4
-        return latents.nbytes * (4 + again if self.run.branch == 0 else 1)
+        wide = 4 * latents.numel() if self.mixtures else latents.nbytes
+        return latents.nbytes + (wide * (3 + again) if self.run.branch == 0 else 0)
 
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
         run, allocation = self.run, self.allocation
@@ -239,6 +225,8 @@ class HeterogeneousRun(Stepper):
             if not is_one_step(self.session.target.scheduler):
                 begin, end = allocation.levels[allocation.index :][:2]
                 make = straight(make, end - begin)
+        if self.mixtures and output.shape == sample.shape:  # else with a variance beside it
+            make, output = by_clean(self.mixtures[run.step], make, output, sample, allocation.share == 1)
         # guidance that begins or ends: no slope leads from what it gave before to what it gives now
         is_other = self.passes_before not in (set(), self.passes)
         self.is_stale = is_other and allocation.share < 1

@@ -16,6 +16,7 @@ from mmaccel.stepping.solver import Array, best_steps
 from ..families.adapter import PipelineSession, refuse_frame_samplers
 from ..recording import plain_runs
 from ..steps import Forward, Stepper
+from .clean_samples import mixtures
 from .heterogeneous_steps import HeterogeneousSteps
 
 
@@ -62,7 +63,7 @@ def calibrate_steps(
 
 
 class _Recorder(Stepper):
-    """Keeps the guided velocities of a run, of the last one that steps where a call has several."""
+    """Keeps what is forecast in a run, velocities or clean samples, of the last that steps where there are more."""
 
     def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
         super().__init__(session, run)
@@ -72,7 +73,9 @@ class _Recorder(Stepper):
         run = self.run
         if not self.velocities:  # image-to-image starts further down
             self.session.memory.update(velocities=self.velocities, levels=run.levels[run.step :], first=run.step)
-        self.velocities.append(output.float().flatten().cpu())
+        mixed = mixtures(self.session.target.scheduler)
+        forecast = mixed[run.step].clean(output, sample) if mixed and output.shape == sample.shape else output
+        self.velocities.append(forecast.float().flatten().cpu())
         return make(output, sample)
 
 

@@ -12,6 +12,7 @@ import comfy.sample
 import comfy.samplers
 import latent_preview
 import torch
+from comfy.model_sampling import CONST
 from comfy_api.latest import ComfyExtension, io, ui
 
 from mmaccel.demos.comfyui.sampling import ForecastSampler, reason_to_pass
@@ -44,9 +45,10 @@ class Acceleration:
                 self.report.warnings.append(f"all steps were computed: {reason}")
             yield
             return
-        times = guider.inner_model.model_sampling.timestep(sigmas)
+        sampling = guider.inner_model.model_sampling
+        times, is_flow = sampling.timestep(sigmas), isinstance(sampling, CONST)
         places = [float(t) / max(float(times[0]), 1e-9) for t in times]
-        sampler.sampler_function = ForecastSampler(function, self.budget, self.report, places)
+        sampler.sampler_function = ForecastSampler(function, self.budget, self.report, places, is_flow)
         try:
             yield
         finally:
