@@ -57,6 +57,17 @@ def sample_dpmpp_2m(model, x, sigmas, extra_args=None, callback=None, disable=No
     return x
 
 
+def sample_clean(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    """DPM-Solver++'s steps, by this clean sample and the last one."""
+    before = None
+    for i, (level, below) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
+        clean = denoised = model(x, level * x.new_ones([len(x)]), **(extra_args or {}))
+        if before is not None and below > 0:
+            clean = denoised + (denoised - before) * (level / below).log() / (sigmas[i - 1] / level).log() / 2
+        x, before = below / level * x + (1 - below / level) * clean, denoised
+    return x
+
+
 deis = SimpleNamespace(get_deis_coeff_list=None)
 
 
@@ -98,6 +109,24 @@ def test_all_of_the_calls_are_the_plain_run(function):
     x, calls, report = drawn(function, 1.0)
     torch.testing.assert_close(x, function(Denoiser(), NOISE, sigmas()), rtol=1e-9, atol=1e-9)
     assert calls == STEPS and not report.engaged
+
+
+def test_of_a_model_of_noise_clean_samples_are_forecast():
+    """They change less than the noise at high levels, by which a sampler of clean samples goes."""
+
+    def model(x, sigma):
+        data, level = (0.5 + SPREAD.abs()) ** 2, sigma.reshape(-1, 1, 1, 1) ** 2
+        return MEAN + data / (data + level) * (x - MEAN)
+
+    levels = torch.cat([torch.logspace(2, -1.5, STEPS, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
+    places, noise = [1 - step / STEPS for step in range(STEPS + 1)], levels[0] * NOISE
+    plain, reports = sample_clean(model, noise, levels), [Report(methods=["half"], exact=False) for _ in range(2)]
+    by_noise, by_clean = (
+        ForecastSampler(sample_clean, 0.25, report, places, is_flow)(model, noise, levels)
+        for report, is_flow in zip(reports, (True, False), strict=True)
+    )
+    assert all(report.forwards == STEPS / 4 for report in reports)
+    assert error(by_clean, plain) < error(by_noise, plain) / 2
 
 
 def test_progress_is_told_once_a_step_with_what_it_will_become():
