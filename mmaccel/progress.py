@@ -17,12 +17,13 @@ class Lines:
 
     def write(self, text: str) -> None:
         said = text.strip()
-        if said not in ("", self.last):
+        if sys.stderr is not None and said not in ("", self.last):  # programs without a console have none
             sys.stderr.write(f"{said}\n")
             self.last = said
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
 
 
 def looks() -> dict[str, Any]:
@@ -33,6 +34,6 @@ def looks() -> dict[str, Any]:
     >>> with tqdm(total=4, desc="compare", **looks()) as bar:  # doctest: +SKIP
     ...     bar.update()
     """
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         return {}
     return {"file": Lines(), "delay": EVERY, "mininterval": EVERY, "bar_format": LINE}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mmaccel.cli.arguments import FRAMES, SIDE, STEPS, number, positive, seed, whole
+from mmaccel.cli.arguments import FRAMES, SIDE, STEPS, number, seed, whole
 
 
 def add_film(parser: Any) -> None:
@@ -13,7 +13,8 @@ def add_film(parser: Any) -> None:
     parser.add_argument("--seed", type=seed, default=0, help="seed of the random numbers (default 0)")
     add_clip(parser)
     parser.add_argument("--guidance", type=number(), help="guidance scale (default: the pipeline's own)")
-    parser.add_argument("--rate", type=positive, help="frames a second of the file (default: those of the model)")
+    rate = number("from 0.01 to 1000", lambda rate: 0.01 <= rate <= 1000)  # what all formats can hold
+    parser.add_argument("--rate", type=rate, help="frames a second of the file (default: those of the model)")
 
 
 def add_clip(parser: Any) -> None:

@@ -73,15 +73,18 @@ class VlmCommand(Command):
                     plain, seconds = ask(target, processor, video, **asked)
                 session.report.baseline_seconds = seconds
             answers, _ = ask(session, processor, video, **asked)
-            if plain is not None:
-                print(f"plain: {plain[0]}")
-            print(answers[0] if plain is None else f"fast:  {answers[0]}")
-            print(told(session.report), flush=True)
-            if arguments.picture:  # last, since not every method leaves out patches
-                from .pruning.kept import kept
+            try:
+                if plain is not None:
+                    print(f"plain: {plain[0]}")
+                print(answers[0] if plain is None else f"fast:  {answers[0]}")
+                print(told(session.report), flush=True)
+            finally:  # last, since not every method leaves out patches, and also where the reader of the answer is gone
+                if arguments.picture:
+                    from .pruning.kept import kept
 
-                with replacing(arguments.picture) as temporary:
-                    kept(session)[0].save(video.frames, temporary)
+                    with replacing(arguments.picture) as temporary:
+                        kept(session)[0].save(video.frames, temporary)
+            if arguments.picture:
                 print(f"wrote {arguments.picture}")
 
     def add_call(self, parser: Any) -> None:

@@ -95,16 +95,16 @@ class DocumentCommand(Command):
                 session.report.baseline_seconds = seconds
             text, _ = read(session, **call, **given)
             report = told(session.report)
-        if arguments.output:
+        if arguments.output:  # files before what is printed, whose reader may be gone
             with replacing(arguments.output) as temporary:
                 temporary.write_text(text + "\n", encoding="utf-8")
-        else:
-            print(text, end="\n\n")
-        if plain is not None:
-            print("the plain text is the same" if plain == text else f"the plain text differs:\n{plain}\n")
-        print(report, flush=True)
         if arguments.picture:
             with replacing(arguments.picture) as temporary:
                 call["page"].save(temporary)
+        if not arguments.output:
+            print(text, end="\n\n")
+        if plain is not None:
+            print("the plain text is the same" if plain == text else f"the plain text differs:\n{plain}\n")
+        print(report)
         for path in filter(None, (arguments.output, arguments.picture)):
             print(f"wrote {path}")

@@ -157,4 +157,5 @@ def check_example(arguments: argparse.Namespace, given: list[Any], such_as: str)
     if arguments.example and any(given):
         raise SettingError("--example replaces a file of your own: give one of the two")
     if not arguments.example and not (given and all(given)):
-        raise SettingError(f"there is no input: give {such_as}, or --example for a shipped one")
+        lacking = "a part of the input is missing" if any(given) else "there is no input"
+        raise SettingError(f"{lacking}: give {such_as}, or --example for a shipped one")

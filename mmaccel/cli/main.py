@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0, 1 (a requested check failed), 2 (the request cannot be carried out), 130 (interrupted) or 141 (the reader of the
     output is gone). SIGTERM and SIGHUP end it by `SystemExit`, so that temporary files are removed.
     """
+    _open_closed_streams()
     _accept_all_letters()
     words = sys.argv[1:] if argv is None else argv
     try:
@@ -112,6 +113,14 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         add(commands)
     return parser
+
+
+def _open_closed_streams() -> None:
+    """Read and write nothing where a stream is closed, as `>&-` closes it and some that start programs."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nothing = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, nothing)
 
 
 def _accept_all_letters() -> None:

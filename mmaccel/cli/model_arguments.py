@@ -147,6 +147,10 @@ def parse_method(text: str) -> Any:
     from ..registry import get_method
 
     name, _, settings = text.partition(":")
+    if "(" in name:  # as reports and plans print it
+        name, _, printed = text.removesuffix(")").partition("(")
+        typed = printed.replace(", ", ",").replace("'", "")
+        raise SettingError(f"--method {text}: write {f'{name}:{typed}' if typed else name}")
     if name in NAMES:
         behind = "`mmaccel presets` lists the methods behind it"
         raise UnknownNameError(f"{name!r} is a preset and no method, for --preset where there is that; {behind}")

@@ -180,7 +180,8 @@ def aligned(lines: Iterable[Iterable[str]]) -> str:
     cells = [list(line) for line in lines]
     widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
     drawn = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    if sys.stdout.isatty() and max(map(len, drawn)) > shutil.get_terminal_size().columns:
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if is_terminal and max(map(len, drawn)) > shutil.get_terminal_size().columns:
         headings, *others = cells
         wide = max(map(len, headings))
         drawn = [

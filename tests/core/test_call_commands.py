@@ -47,7 +47,8 @@ def test_both_commands_make_the_same_call(kind, compared, capsys):
 @pytest.mark.parametrize(
     ("words", "hint"),
     (
-        (["vlm", "--method", "DyCoke"], "--example"),
+        (["vlm", "--method", "DyCoke"], "there is no input: give clip.mp4 'what moves up?', or --example"),
+        (["vlm", "clip.mp4", "--method", "DyCoke"], "a part of the input is missing: give clip.mp4 'what moves"),
         (["vlm", "clip.mp4", "what?", "--example", "--method", "DyCoke"], "give one of the two"),
         (["speech", "--method", "SuffixDraft"], "--example"),
         (["speech", "talk.wav", "--example", "--method", "SuffixDraft"], "give one of the two"),

@@ -18,6 +18,7 @@ import mmaccel
 from mmaccel import machine, progress
 from mmaccel.cli import arguments, listing
 from mmaccel.cli import main as cli
+from mmaccel.comparison import results
 from mmaccel.demos.pages import method_listing
 from mmaccel.files import kept_choices, pictures
 from mmaccel.files.output import check_writable, replacing
@@ -122,6 +123,9 @@ def test_a_clip_is_filmed_and_asked_about(tmp_path, capsys, monkeypatch):
         (["pizza", "-o", "{}/x.png", "--method", "ZipAR:widow=4"], "did you mean 'window'"),
         (["pizza", "-o", "{}/x.png", "--method", "ZipAR:window"], "KEY=VALUE"),
         (["pizza", "-o", "{}/x.png", "--method", "ZipRA"], "ZipAR"),
+        (["pizza", "-o", "{}/x.png", "--method", "ZipAR()"], "--method ZipAR(): write ZipAR"),
+        (["pizza", "-o", "{}/x.png", "--method", "ZipAR(window=2, verify=True)"], "write ZipAR:window=2,verify=True"),
+        (["pizza", "-o", "{}/x.png", "--method", "SpeculativeJacobi(init='uniform')"], "Jacobi:init=uniform"),
         (["pizza", "-o", "{}/x.png", "--method", "fast"], "'fast' is a preset and no method, for --preset where"),
         (["pizza", "-o", "{}/x.png", "--preset", "fest"], "fast"),
         (["pizza", "-o", "{}/x.png", "--model", "/nowhere"], "is not a model"),
@@ -161,7 +165,6 @@ def test_truncated_weights_from_a_folder(tmp_path, capsys):
 
 def test_bench_is_json_in_the_one_format(capsys, monkeypatch):
     from mmaccel.bench import pages
-    from mmaccel.comparison import results
     from mmaccel.comparison.runner import Runner
     from mmaccel.image import SpeculativeJacobi, ZipAR
     from mmaccel.image.bench import benchmark
@@ -199,6 +202,8 @@ def test_a_device_that_is_not_there(tmp_path, capsys):
         (["video", "rocket", "-o", "{}/x.mp4", "--frames", "0"], "--frames 0: it must be"),
         (["video", "rocket", "-o", "{}/x.mp4", "--width", "99999999"], "--width 99999999: it must be"),
         (["video", "r", "-o", "{}/x.mp4", "--frames", "768", "--height", "8192", "--width", "8192"], "GiB are free"),
+        (["video", "rocket", "-o", "{}/x.gif", "--rate", "0.001"], "--rate 0.001: it must be from 0.01 to 1000"),
+        (["video", "rocket", "-o", "{}/x.mp4", "--rate", "1e300"], "--rate 1e300: it must be from 0.01 to 1000"),
         (["vlm", "{}/x.mp4", "what?", "--picture", "{}/o.txt"], "cannot write a picture as 'o.txt'"),
         (["vlm", "{}/x.mp4", "what?", "--picture", "{}/no/o.png"], "write elsewhere with --picture"),
         (["vlm", "{}/x.mp4", "what?", "--frames", "-3"], "--frames -3: it must be"),
@@ -374,6 +379,15 @@ def test_a_broken_pipe_is_no_error_message():
     assert done.returncode == 141 and done.stderr == ""
 
 
+def test_closed_streams_are_written_to_by_nobody(monkeypatch):
+    """As `>&- 2>&-` closes them; Python then has none."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert cli.main(["presets", "--modality", "canvas"]) == 0
+    assert cli.main(["presets", "--modality", "nothing"]) == 2
+    assert sys.stdin.read() == ""
+
+
 # Progress
 
 
@@ -407,6 +421,14 @@ def test_what_is_quick_tells_nothing_in_a_file(monkeypatch):
     for _ in tqdm(range(5), **progress.looks()):
         pass
     assert lines.getvalue() == ""
+
+
+def test_programs_without_a_console_show_no_progress_and_have_their_tables(monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert list(tqdm(range(5), desc="compare", unit="runs", **progress.looks())) == list(range(5))
+    assert results.aligned([["", "seconds"], ["plain", "1"]]) == "       seconds\nplain  1"
 
 
 # What is only read

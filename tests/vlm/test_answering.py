@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import io
 import sys
 from types import SimpleNamespace
 
@@ -415,6 +416,21 @@ def test_the_picture_of_the_command_line_comes_last(told, tmp_path):
     picture = tmp_path / "kept.png"
     lines, _ = told("--picture", str(picture))
     assert lines[-1] == f"wrote {picture}" and Image.open(picture).width > 4 * 200
+
+
+def test_the_picture_is_drawn_though_the_reader_of_the_answer_is_gone(parts, file, monkeypatch, tmp_path):
+    class Left(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    picture = tmp_path / "kept.png"
+    words = ["run", "vlm", str(file), QUESTIONS[0], "--method", "VidCom2", "--picture", str(picture)]
+    asked = cli.build_parser().parse_args(words)
+    monkeypatch.setattr(command, "opened", lambda arguments: parts)
+    monkeypatch.setattr(sys, "stdout", Left())
+    with pytest.raises(BrokenPipeError):
+        asked.run(asked)
+    assert Image.open(picture).width > 4 * 200
 
 
 def test_a_model_without_streams_is_told_so_before_it_is_asked(told, monkeypatch, file, capsys):

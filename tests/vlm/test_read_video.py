@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import os
 import re
 import struct
 import sys
@@ -335,6 +336,13 @@ def test_only_wanted_frames_are_held(tmp_path, backend, monkeypatch):
     tracemalloc.stop()
     assert video.indices[-1] == 1499 and len(made) == 32 and max(alive) <= 2
     assert peak < 3 * video.frames.nbytes < 1500 * HEIGHT * WIDTH * 3 / 10
+
+
+@pytest.mark.parametrize("backend", (None, *BACKENDS))
+def test_a_file_that_may_not_be_read_is_not_said_to_be_broken(clip, backend, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.R_OK)  # root may read all
+    with pytest.raises(VideoFileError, match="may not be read: change its permissions"):
+        vlm.read_video(clip, 4, backend=backend)
 
 
 @pytest.mark.parametrize("backend", (None, *BACKENDS))

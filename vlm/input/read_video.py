@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -232,6 +233,8 @@ def _file(path: str | PathLike[str]) -> Path:
         raise VideoFileError(f"{file} does not exist (looked in {Path.cwd()}): pass the path of a video file")
     if file.stat().st_size == 0:
         raise VideoFileError(f"{file} is empty: download or copy it again")
+    if not os.access(file, os.R_OK):
+        raise VideoFileError(f"{file} may not be read: change its permissions, or copy it as somebody who may")
     return file
 
 
