@@ -199,8 +199,9 @@ def uses_attention_interface(module: torch.nn.Module) -> bool:
     """Whether the class of this module asks the shared table for its attention function."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    table = getattr(sys.modules[type(module).__module__], TABLE, None)
-    return table is ALL_ATTENTION_FUNCTIONS and _names_table(type(module))
+    kind: Any = type(module)
+    table = getattr(sys.modules[kind.__module__], TABLE, None)
+    return table is ALL_ATTENTION_FUNCTIONS and _names_table(kind)
 
 
 @functools.cache
