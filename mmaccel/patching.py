@@ -241,7 +241,6 @@ def attention_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
         and hasattr(module, "config")
         and not getattr(module, "is_cross_attention", False)
         and private.uses_attention_interface(module)
-        and not any(hasattr(part, "layer_idx") for part in module.children())
     ]
     return sorted(found, key=lambda module: int(module.layer_idx))
 

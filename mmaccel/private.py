@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -59,40 +60,6 @@ def is_synced(model: Any, asked: bool | None) -> bool:
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
     return bool(is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
-
-
-def kept_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters of a module itself, the buffers that its `state_dict` has, and others that are no whole numbers."""
-    passing = module._non_persistent_buffers_set  # such as rotary frequencies, or places and masks
-    for key, value in {**module._parameters, **module._buffers}.items():
-        if value is not None and (key not in passing or value.is_floating_point()):
-            yield key, value
-
-
-OWN_HOOKS = ("mmaccel.", "transformers.", "torch.")  # modules whose hooks change no keys
-
-
-def changers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Parts of a model and the functions that are hooked to them, which may change what these compute.
-
-    What is hooked to the model itself, or to what holds its layers, sees all of it and is taken to look only.
-    """
-    modules = dict(model.named_modules())
-    layers = [name.split(".") for name in modules if name.rpartition(".")[2].isdigit()]
-    holding = {".".join(path[:depth]) for path in layers for depth in range(len(path))}
-    for name, module in modules.items():
-        for hook in () if name in holding else (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            function = getattr(hook, "func", hook)  # of a partial
-            if not (getattr(function, "__module__", None) or "").startswith(OWN_HOOKS):
-                yield name, hook
-
-
-def keeps_its_own_way(module: torch.nn.Module) -> bool:
-    """Whether the `state_dict` of a module has more than its parameters and buffers."""
-    kind, plain = type(module), torch.nn.Module
-    return (
-        kind._save_to_state_dict is not plain._save_to_state_dict or kind.get_extra_state is not plain.get_extra_state
-    )
 
 
 def is_hooked(module: torch.nn.Module) -> bool:
@@ -191,6 +158,9 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return result
 
 
+TABLE = "ALL_ATTENTION_FUNCTIONS"  # of attention functions by their names, in each file of transformers that asks it
+
+
 def attention_function(name: str | None, module: Any = None) -> Callable[..., Any]:
     """The function that transformers runs for an attention implementation; `"eager"` is one of the module's file."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -226,10 +196,19 @@ def makes_keys_after_cache(module: torch.nn.Module) -> bool:
 
 
 def uses_attention_interface(module: torch.nn.Module) -> bool:
-    """Whether the class of this module was written against the shared table of attention functions."""
+    """Whether the class of this module asks the shared table for its attention function."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    return getattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS", None) is ALL_ATTENTION_FUNCTIONS
+    kind: Any = type(module)
+    table = getattr(sys.modules[kind.__module__], TABLE, None)
+    return table is ALL_ATTENTION_FUNCTIONS and _names_table(kind)
+
+
+@functools.cache
+def _names_table(kind: type) -> bool:
+    """Whether a function of a class names the table; others of its file have layers' numbers too, as convolutions."""
+    parts = (inspect.unwrap(part) for cls in kind.__mro__ for part in vars(cls).values() if inspect.isfunction(part))
+    return any(TABLE in part.__code__.co_names for part in parts)
 
 
 def heads_are_split(attention: Iterable[torch.nn.Module]) -> bool:
@@ -258,9 +237,30 @@ def like(config: Any) -> Any:
     return made
 
 
+class _StandIn(str):
+    """A name in the table that also equals the one that it stands before: by that some layers see who hides keys."""
+
+    plain: str | None
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) or self.plain == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
 @functools.cache
-def _routed(kind: type) -> type:
+def _routed(kind: Any) -> type:
     """A kind of configuration of which deep copies and pickles are those of the one that it stands for."""
+
+    def asked(self: Any) -> str | None:
+        name, plain = attention_name(self), attention_name(plain_config(self))
+        if name is not None and name != plain:
+            name = _StandIn(name)
+            name.plain = plain
+        return name
 
     def copied(self: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self._instead_of, memo)
@@ -269,7 +269,8 @@ def _routed(kind: type) -> type:
         return operator.itemgetter(0), ((self._instead_of,),)
 
     own = {"__slots__": ("_instead_of",), "__copy__": like, "__deepcopy__": copied, "__reduce_ex__": reduced}
-    return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__})
+    public = {"_attn_implementation": property(asked, kind._attn_implementation.fset)}
+    return type(kind.__name__, (kind,), {**own, **public, "__module__": kind.__module__})
 
 
 def with_attention(config: Any, name: str) -> Any:

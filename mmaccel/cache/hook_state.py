@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmaccel import private
+from .private import changers
 
 DEEP = 8  # how far is followed what a hook carries
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, enum.Enum, pathlib.PurePath)
@@ -32,7 +32,7 @@ def why_incomparable(model: torch.nn.Module) -> str | None:
     >>> why_incomparable(model)  # doctest: +SKIP
     "a hook on layers.0 carries what cannot be compared (TextIOWrapper)"
     """
-    for name, hook in private.changers(model):
+    for name, hook in changers(model):
         try:
             hook_state(hook)
         except TypeError as error:

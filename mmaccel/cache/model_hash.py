@@ -16,6 +16,7 @@ from mmaccel import private
 from mmaccel.errors import shown
 
 from .hook_state import VALUES, hook_state
+from .private import changers, keeps_its_own_way, kept_tensors
 
 SAMPLES = 256  # values of each weight that are looked at every time
 SIZE = 16  # bytes of a hash
@@ -46,9 +47,9 @@ def model_hash(model: Any) -> str:
     total.update(json.dumps(config, sort_keys=True, default=str).encode())
     samples: list[torch.Tensor] = []
     for name, module in model.named_modules():
-        for key, value in private.kept_tensors(module):
+        for key, value in kept_tensors(module):
             total.update(f"{name}.{key}".encode() + _weight(f"{name}.{key}", value, samples))
-        if private.keeps_its_own_way(module):
+        if keeps_its_own_way(module):
             total.update(_own_state(module))
         if hasattr(module, ADAPTERS[0]):
             total.update(f"{name} {[getattr(module, key, None) for key in ADAPTERS]}".encode())
@@ -58,7 +59,7 @@ def model_hash(model: Any) -> str:
     kind = model.device.type
     if torch.is_autocast_enabled(kind):
         total.update(f"autocast {torch.get_autocast_dtype(kind)}".encode())
-    for name, hook in private.changers(model):
+    for name, hook in changers(model):
         total.update(content_hash([(name, hook_state(hook))]))
     for device in dict.fromkeys(sample.device for sample in samples):  # to read each by itself would wait for each
         total.update(tensor_bytes_of(torch.cat([sample for sample in samples if sample.device == device])))

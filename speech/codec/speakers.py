@@ -97,7 +97,7 @@ class PocketSpeaker(Speaker):
 
     def __init__(self, model: Any, codec: Any = None) -> None:
         if codec is None:
-            raise SettingError("Pocket TTS brings no codec: pass codec=processor.audio_tokenizer")
+            raise SettingError(f"{self.name} brings no codec: pass codec=processor.audio_tokenizer")
         super().__init__(model, codec)
 
     def follow(self, stack: ExitStack, take: Take) -> dict[str, Any]:
@@ -113,7 +113,13 @@ class PocketSpeaker(Speaker):
         ids = inputs.get("input_ids", inputs.get("inputs"))
         rows = (1 if ids is None else len(ids)) * (setting(self.model, inputs, "num_return_sequences") or 1)
         if rows > 1:
-            raise SettingError(f"{rows} texts: Pocket TTS tells only afterwards where each ends; stream one at a time")
+            raise SettingError(f"{rows} texts: {self.name} tells only afterwards where each ends; stream one at a time")
+
+
+class PhononSpeaker(PocketSpeaker):
+    """Gradium Phonon TTS: latents by the same loop, and for a codec of the same class."""
+
+    name = "GradiumPhononTTSForConditionalGeneration"
 
 
 class MoshiSpeaker(Speaker):
@@ -167,11 +173,12 @@ class _Columns:
 def speaker_of(model: Any, codec: Any = None) -> Speaker:
     """The generator that a model is."""
     names = {cls.__name__ for cls in type(model).__mro__}
-    for kind in (CsmSpeaker, MoshiSpeaker, PocketSpeaker):
+    for kind in (CsmSpeaker, MoshiSpeaker, PocketSpeaker, PhononSpeaker):
         if kind.name in names:
             return kind(model, codec)
     raise UnsupportedTargetError(
         f"no streaming speech for {type(model).__name__}: give a CsmForConditionalGeneration, a"
-        " MoshiForConditionalGeneration or a PocketTTSForConditionalGeneration, such as"
+        " MoshiForConditionalGeneration, a PocketTTSForConditionalGeneration or a"
+        " GradiumPhononTTSForConditionalGeneration, such as"
         " CsmForConditionalGeneration.from_pretrained('sesame/csm-1b')"
     )

@@ -28,9 +28,9 @@ class StreamingSpeech:
     model
         A `CsmForConditionalGeneration` (Sesame CSM, 2025), a `MoshiForConditionalGeneration` (Moshi, 2024), which
         hears its user's part as far as the prompt has it, or a `PocketTTSForConditionalGeneration` (Continuous Audio
-        Language Models, 2025).
+        Language Models, 2025) or its kin, a `GradiumPhononTTSForConditionalGeneration`.
     codec
-        The codec of a model that brings none: for Pocket TTS ``processor.audio_tokenizer``. Default the model's own.
+        The codec of a model that brings none: for these two ``processor.audio_tokenizer``. Default the model's own.
 
     Attributes
     ----------

@@ -16,6 +16,8 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    InklingForCausalLM,
+    InklingTextConfig,
     JambaConfig,
     JambaForCausalLM,
     Lfm2Config,
@@ -30,6 +32,8 @@ from transformers import (
     Qwen3NextForCausalLM,
     RecurrentGemmaConfig,
     RecurrentGemmaForCausalLM,
+    ZayaConfig,
+    ZayaForCausalLM,
 )
 
 from mmaccel.vlm import examples, visual_examples
@@ -88,6 +92,21 @@ def lfm2():
     """Convolutions, of which the last tokens are the state."""
     kinds = ["conv", "full_attention", "conv"]
     return sharp(Lfm2ForCausalLM, Lfm2Config, layer_types=kinds)
+
+
+def inkling():
+    """Convolutions of keys and values, beside windows and without."""
+    windows = {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "sliding_window_size": 16}
+    experts = {**PARTS, "n_routed_experts": 4, "n_shared_experts": 1, "d_rel": 8, "rel_extent": 16}
+    kinds = ["hybrid_sliding", "hybrid", "hybrid_sliding"]
+    return sharp(InklingForCausalLM, InklingTextConfig, head_dim=8, layer_types=kinds, **windows, **experts)
+
+
+def zaya():
+    """Layers with a state beside windows and without."""
+    kinds = ["hybrid_sliding", "hybrid", "hybrid_sliding"]
+    experts = {"moe_intermediate_size": 16, "num_experts": 4, "router_hidden_size": 16}
+    return sharp(ZayaForCausalLM, ZayaConfig, head_dim=8, sliding_window=16, layer_types=kinds, **experts)
 
 
 def call(batch=1, pad=0, **more):

@@ -55,9 +55,9 @@ def mellum():
 
 
 def glm_moe_dsa():
-    """Latent attention to tokens that each layer chooses."""
+    """Latent attention to tokens that a layer chooses, for the one behind it, too."""
     ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-    index = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2}
+    index = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 32, "indexer_types": ["full", "shared", "full"]}
     experts = {**PARTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
     return sharp(GlmMoeDsaForCausalLM, GlmMoeDsaConfig, num_key_value_heads=4, **ranks, **index, **experts)
 

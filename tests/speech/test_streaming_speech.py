@@ -15,13 +15,13 @@ from transformers import (
     CsmConfig,
     CsmForConditionalGeneration,
     GenerationConfig,
+    GradiumPhononTTSForConditionalGeneration,
     LlamaForCausalLM,
     MimiConfig,
     MoshiConfig,
     MoshiForConditionalGeneration,
     PocketTTSAudioTokenizerConfig,
     PocketTTSAudioTokenizerModel,
-    PocketTTSConfig,
     PocketTTSForConditionalGeneration,
 )
 
@@ -312,7 +312,7 @@ def test_what_is_refused(csm):
         StreamingSpeech(csm).stream(output_audio=True, **arguments())
 
 
-def pocket():
+def pocket(kind=PocketTTSForConditionalGeneration):
     heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     flow = {
         "hidden_size": 16,
@@ -323,9 +323,7 @@ def pocket():
     }
     sizes = {name: value for name, value in TINY.items() if name not in CODED}
     torch.manual_seed(0)
-    model = PocketTTSForConditionalGeneration(
-        PocketTTSConfig(hidden_size=32, latent_dim=6, flow_head_config=flow, **heads)
-    )
+    model = kind(kind.config_class(hidden_size=32, latent_dim=6, flow_head_config=flow, **heads))
     codec = PocketTTSAudioTokenizerModel(PocketTTSAudioTokenizerConfig(latent_dim=6, encoder_config=None, **sizes))
     for _, parameter in [*model.named_parameters(), *codec.named_parameters()]:
         if parameter.ndim >= 2:
@@ -333,10 +331,11 @@ def pocket():
     return model.eval().requires_grad_(False), codec.eval().requires_grad_(False)
 
 
-def test_latents_sound_as_they_come():
-    model, codec = pocket()
+@pytest.mark.parametrize("kind", (PocketTTSForConditionalGeneration, GradiumPhononTTSForConditionalGeneration))
+def test_latents_sound_as_they_come(kind):
+    model, codec = pocket(kind)
     voice, before = StreamingSpeech(model, codec), snapshot(model)
-    ids = torch.tensor([[5, 6, 7, model.config.audio_bos_token_id]])
+    ids = torch.tensor([[8, 9, 7, model.config.audio_bos_token_id]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": FRAMES, "do_sample": True}
     inputs |= {"eos_threshold": 1e9, "frames_after_eos": 1}
     torch.manual_seed(3)
@@ -346,13 +345,13 @@ def test_latents_sound_as_they_come():
     assert torch.equal(voice.generated[0], latents) and len(latents) == FRAMES and latents.std() > 0.1
     assert [audio.shape[-1] // codec.config.frame_size for audio in blocks] == [1, 2, 3]
     assert same(torch.cat(blocks, -1), codec.decode(latents[None]).audio_values) and snapshot(model) == before
-    with pytest.raises(SettingError, match="2 texts: Pocket TTS"):
+    with pytest.raises(SettingError, match=f"2 texts: {kind.__name__}"):
         voice.stream(input_ids=ids.repeat(2, 1))
     for setting in (
         {"num_return_sequences": 2},
         {"generation_config": GenerationConfig(do_sample=True, num_return_sequences=2)},
     ):
-        with pytest.raises(SettingError, match="2 texts: Pocket TTS"):
+        with pytest.raises(SettingError, match=f"2 texts: {kind.__name__}"):
             voice.stream(input_ids=ids, **setting)
     torch.manual_seed(3)
     rounded = list(StreamingSpeech(model, codec.to(torch.bfloat16)).stream(**inputs))

@@ -17,12 +17,14 @@ from draft_models import (
     gemma2,
     gemma3,
     gpt_oss,
+    inkling,
     jamba,
     lfm2,
     mistral,
     mixtral,
     qwen3_next,
     recurrent_gemma,
+    zaya,
 )
 from noted_streamer import NotedStreamer
 from tensor_calls import TensorCalls
@@ -137,7 +139,7 @@ def gone_on_with(build, eos):
     return model, plain, more, model.generate(**more, past_key_values=plain.past_key_values)
 
 
-@pytest.mark.parametrize("build", (qwen3_next, falcon_h1, lfm2), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", (qwen3_next, falcon_h1, lfm2, inkling, zaya), ids=lambda build: build.__name__)
 @pytest.mark.parametrize("method", (*METHODS[:3], TextDraft(always=True)), ids=(*IDS[:3], "text"))
 @pytest.mark.parametrize("eos", (None, 7))
 def test_states_are_put_back(build, method, eos):
@@ -216,7 +218,7 @@ def test_windows_count_what_a_mask_hides_within_a_text(build, batch, turn):
         assert fast.report.details["accepted"] > 0 and not fast.report.warnings
 
 
-@pytest.mark.parametrize("build", (gemma2, qwen3_next, falcon_h1), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", (gemma2, qwen3_next, falcon_h1, inkling, zaya), ids=lambda build: build.__name__)
 @pytest.mark.parametrize(("batch", "pad", "eos"), ((1, 5, None), (3, 0, 7), (3, 5, None), (8, 5, 7)))
 def test_batches_that_are_read_in_step(build, batch, pad, eos):
     """Where rows cannot have places of their own; texts end, and get ahead, and the cache is the model's afterwards."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from draft_models import call, falcon_h1, gemma2, gemma3, lfm2, mistral, qwen3_next
+from draft_models import call, falcon_h1, gemma2, gemma3, inkling, lfm2, mistral, qwen3_next, zaya
 from noted_streamer import NotedStreamer
 from transformers import DynamicCache, StoppingCriteria
 
@@ -60,7 +60,9 @@ def go_on(model, plain, given, cache):
 
 
 @pytest.mark.parametrize(
-    "build", (llama, gemma3, mistral, gemma2, qwen3_next, falcon_h1, lfm2), ids=lambda build: build.__name__
+    "build",
+    (llama, gemma3, mistral, gemma2, qwen3_next, falcon_h1, lfm2, inkling, zaya),
+    ids=lambda build: build.__name__,
 )
 @pytest.mark.parametrize("method", (TextDraft(always=True), SuffixDecoding(shortest=1)), ids=lambda method: method.name)
 def test_a_text_goes_on_from_the_cache_of_one_that_broke_off(build, method):

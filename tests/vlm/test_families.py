@@ -268,9 +268,17 @@ def test_tokens_that_stay_have_the_positions_that_they_had(name):
     assert kept_positions(*build(name)) is True
 
 
-@pytest.mark.parametrize("name", ("Qwen3_5ForConditionalGeneration", "Cohere2VisionForConditionalGeneration"))
+@pytest.mark.parametrize(
+    "name",
+    (
+        "Qwen3_5ForConditionalGeneration",
+        "Cohere2VisionForConditionalGeneration",
+        "Lfm2VlForConditionalGeneration",
+        "HunYuanVLForConditionalGeneration",
+    ),
+)
 def test_keys_are_those_of_layers_that_attend_and_of_their_windows(name):
-    """Three of four layers of Qwen3.5 have a state instead; the windows of Cohere are shorter than the prompt."""
+    """Others of Qwen3.5 and LFM2 have a state, MLPs of HunYuan a number; windows of Cohere are short of the prompt."""
     model, call = build(name)
     with mmaccel.accelerate(model, ALL) as fast:
         fast.generate(**call(BATCH))

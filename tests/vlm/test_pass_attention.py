@@ -4,8 +4,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from draft_models import call, deepseek_v3, gemma3, gemma3n, gpt_oss, mistral, qwen3_next
+from draft_models import call, deepseek_v3, gemma3, gemma3n, gpt_oss, inkling, lfm2, mistral, qwen3_next, sharp, zaya
+from mtp_layers import glm_moe_dsa
 from torch.nn import functional
+from transformers import HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM
 
 import mmaccel
 from mmaccel import kernels
@@ -13,6 +15,7 @@ from mmaccel.decoding.passes import pass_attention
 from mmaccel.decoding.passes.pass_attention import FEW, PassAttention, grouped_attention, grouped_mask
 from mmaccel.decoding.passes.windows import own_attention, unfit_layers
 from mmaccel.demos.families import visual_models
+from mmaccel.patching import attention_layers
 from mmaccel.vlm import SparsePrefill, SuffixDecoding, TokenRecycling, examples, visual_examples
 
 
@@ -222,6 +225,24 @@ def test_layers_that_are_compiled_are_left_alone():
         assert [layer.layer_idx for layer in own_attention(model)] == [1, 2]
     model.compile(backend="eager")
     assert not own_attention(model)
+
+
+def hunyuan():
+    return sharp(HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config, head_dim=8)
+
+
+@pytest.mark.parametrize("build", (lfm2, glm_moe_dsa, hunyuan, inkling, zaya), ids=lambda build: build.__name__)
+def test_attention_is_what_asks_for_it(build):
+    """Convolutions, indexes and MLPs of such models have the number of a layer and a configuration, too."""
+    found = attention_layers(build())
+    assert [layer.layer_idx for layer in found] == ([1] if build is lfm2 else [0, 1, 2])
+    assert all(type(layer).__name__.endswith("Attention") for layer in found)
+
+
+@pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 5)))
+def test_keys_that_an_index_hides_stay_hidden(batch, pad):
+    """Layers hide them in their masks where the name of their attention is one that takes a mask."""
+    assert same_text(glm_moe_dsa(), call(batch, pad))
 
 
 @pytest.mark.parametrize("batch", (1, 2))

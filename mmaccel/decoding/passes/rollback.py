@@ -8,7 +8,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import (
     DynamicLayer,
+    DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
 )
@@ -16,8 +18,11 @@ from transformers.cache_utils import (
 from mmaccel.cache.argument import cached
 
 # Layers with a state of the text so far, which cannot be cropped: linear attention and state spaces.
-WITH_STATE = (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
-States = list[dict[int, torch.Tensor | None]]
+WITH_STATE = (
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 
 
 def can_go_back(cache: DynamicCache) -> bool:
@@ -67,7 +72,7 @@ class Rollback:
             for layer in self._layers
             if isinstance(layer, LinearAttentionCacheLayerMixin) and not layer.is_croppable
         ]
-        self._states: list[tuple[Any, States]] = []  # before the last drafts
+        self._states: list[tuple[Any, dict[str, Any]]] = []  # before the last drafts
         self._record(True)
 
     @property
@@ -87,7 +92,7 @@ class Rollback:
         """Of the last pass, which reached up to `end`, keep what is right in all texts, up to `common`."""
         if common < end and self._states:
             for layer, states in self._states:
-                layer.conv_states, layer.recurrent_states = states
+                vars(layer).update(states)
             common = self.held
         self._crop(end - common)
         self.held = common
@@ -96,7 +101,7 @@ class Rollback:
         for layer in self._layers:
             if layer not in self._stateful:
                 layer.crop(-count)
-            elif isinstance(layer, DynamicLayer):
+            elif type(layer) is LinearAttentionAndFullAttentionLayer:
                 DynamicLayer.crop(layer, -count)  # of its keys and values alone
 
     def close(self) -> None:
@@ -126,8 +131,12 @@ def reads_on(model: Any, device: torch.device, rows: int) -> bool:
     return not past.has_states or (bool(cleared) and not torch.equal(found, other))
 
 
-def _copied(layer: Any) -> States:
-    return [
-        {number: None if state is None else state.clone() for number, state in states.items()}
-        for states in (layer.conv_states, layer.recurrent_states)
-    ]
+def _copied(layer: Any) -> dict[str, Any]:
+    """What a layer with a state holds: of a window the tensors, too, as an update makes new ones that forget."""
+    kept: dict[str, Any] = {
+        name: {number: None if state is None else state.clone() for number, state in getattr(layer, name).items()}
+        for name in ("conv_states", "recurrent_states")
+    }
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        kept |= {name: getattr(layer, name) for name in ("keys", "values", "cumulative_length")}
+    return kept
