@@ -57,7 +57,7 @@ class FrameFollower(RunFollower):
         self.drop()
         times, _, moves, _ = result = original(*args, **kwargs)
         count = kwargs["num_latent_frames"] if "num_latent_frames" in kwargs else args[0]
-        if self.is_swapped or len(copies) < count:
+        if self.swapped or len(copies) < count:
             return result
         levels, frames = levels_of(self.scheduler), list[FrameRun]()
         for number, column in enumerate(moves.T):  # frames beyond whole blocks have none, and never move

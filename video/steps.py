@@ -68,12 +68,11 @@ class RunFollower:
     def __init__(self, session: PipelineSession, make: Callable[[SamplerRun], Stepper]) -> None:
         self.session, self.make = session, make
         self.scheduler = session.target.scheduler
-        self.places = [session.adapter.place(denoiser) for denoiser in session.adapter.denoisers()]
+        self.parts = {session.adapter.place(denoiser): denoiser for denoiser in session.adapter.denoisers()}
         self.stepper: Stepper | None = None
         self.shapes: dict[int, list[torch.Size]] = {}  # of the latents, by expert
-        self.is_called = False  # within a call of the session, in this thread
+        self.is_called, self.thread = False, 0  # within a call of the session, in this thread
         self.is_own = False  # whether the target makes this run, and no other pipeline of the same parts
-        self.thread = 0
         self.passes = self.steps = self.followed = 0  # in it: forward passes, steps, and those of them behind passes
         self.is_full = False  # whether a step had more passes than are followed
         self.timestep = math.nan  # of the last step
@@ -118,7 +117,7 @@ class RunFollower:
         self.timestep, self.branches, self.is_own = math.nan, Branches(), False
         given = self.session.memory.get(END) if self.is_called else None  # to a pipeline that does not keep it
         levels = made_levels(self.scheduler, getattr(self.session.target, END, given))
-        self.stepper = self.make(SamplerRun(len(levels) - 1, levels))
+        self.stepper = None if self.swapped else self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         """A pipeline closes its progress bar however its loop ends, and with it the run that was in the middle."""
@@ -131,14 +130,14 @@ class RunFollower:
             stack.close()
             original()
             if run is not None and self.stepper is not None and self.stepper.run is run():
-                self.end_early(broken=sys.exc_info()[1] is not handled)
+                self.end(broken=sys.exc_info()[1] is not handled)
 
         if hasattr(bar, "close"):
             wrap_method(stack, bar, "close", close)
         return bar
 
-    def end_early(self, broken: bool) -> None:
-        """End a run before the sampler's last step, where a pipeline makes fewer, or a callback or an error ends it."""
+    def end(self, broken: bool) -> None:
+        """End a run, early where a pipeline makes fewer steps or something breaks it; one without a pass is dropped."""
         if self.stepper is not None and self.shapes and not broken:
             self.stepper.finish()
         self.drop()
@@ -147,10 +146,10 @@ class RunFollower:
         if self.stepper is not None:  # a pipeline with a scheduler of its own may share the transformer
             self.refuse_second("transformer", IN_CALLBACK in self.session.memory)
         self.passes += 1
-        if self.is_swapped:
+        if self.swapped:
             self.drop()
         if self.session.adapter.ends_run(kwargs):
-            self.end_early(broken=False)
+            self.end(broken=False)
         if self.stepper is None:  # a call outside of a run
             return original(*args, **kwargs)
         run = self.stepper.run
@@ -235,8 +234,7 @@ class RunFollower:
         self.followed += run.branch >= 0
         run.step, run.branch = run.step + 1, -1
         if run.is_over:
-            stepper.finish()
-            self.drop()
+            self.end(broken=False)
 
     def attach(self, stack: ExitStack) -> None:
         """Take the place of three methods of instances: the scheduler's `set_timesteps` and `step`, and `forward`."""
@@ -260,7 +258,7 @@ class RunFollower:
         self.session.memory.pop("trace", None)  # where no step is followed, that of the run before would stay
         try:
             yield
-            self.end_early(broken=False)  # where no progress bar told that the loop ended, as in modular pipelines
+            self.end(broken=False)  # where no progress bar told that the loop ended, as in modular pipelines
         finally:
             self.is_called, self.branches = False, Branches()
             self.drop()
@@ -268,21 +266,23 @@ class RunFollower:
             done = [share for kind in ("computed", "attention") for share in report.details.get(kind, ())]
             if min(done, default=1.0) < 1:  # in another run of the call
                 report.warnings[:] = [text for text in report.warnings if not any(mark in text for mark in IDLE)]
-        if self.is_swapped or not self.followed:
+        if self.swapped or not self.followed:
             report.warn(f"the sampler's steps could not be followed, so all were computed: {self.reason()}")
 
     @property
-    def is_swapped(self) -> bool:
-        """Whether the pipeline has another scheduler now."""
-        return self.session.target.scheduler is not self.scheduler
+    def swapped(self) -> str:
+        """Of what the pipeline has another one now, one of its denoisers too; empty where all is as it was."""
+        target, adapter = self.session.target, self.session.adapter
+        new = (adapter.place(part) for part in adapter.denoisers() if part not in self.parts.values())
+        return next(new, "") if target.scheduler is self.scheduler else "pipe.scheduler"
 
     def reason(self) -> str:
         """Why steps were not followed."""
         name = type(self.session.target).__name__
-        if self.is_swapped:
-            return f"pipe.scheduler was changed {AGAIN}"
         if not self.passes:
-            return f"{name} did not run {' or '.join(self.places)}, unless its transformer was changed {AGAIN}"
+            return f"{name} did not run {' or '.join(self.parts)}, unless its transformer was changed {AGAIN}"
+        if self.swapped:
+            return f"{self.swapped} was changed {AGAIN}"
         if self.is_full and self.steps:
             return f"{name} makes more than {MOST_BRANCHES} passes in a step"
         return f"{name} does not step pipe.scheduler"

@@ -219,6 +219,14 @@ def test_prior_noise_outlives_guidance_and_needs_no_reuse():
         assert fast.report.engaged and not fast.report.exact and not fast.report.warnings
 
 
+def test_prior_noise_is_for_no_other_unet_that_the_sampler_steps():
+    (pipe, arguments), (other, _) = examples.unet_pipeline(), examples.unet_pipeline(1)
+    other.scheduler = pipe.scheduler
+    plain = other(**arguments())[0]
+    with mmaccel.accelerate(pipe, video.EncoderReuse(prior_noise=0.01)):
+        assert torch.equal(other(**arguments())[0], plain)
+
+
 def test_memory_is_the_features_of_the_encoder():
     pipe, arguments = examples.unet_pipeline()
     sizes = []

@@ -21,7 +21,7 @@ from transformers import (
 
 import mmaccel
 from mmaccel import video
-from mmaccel.errors import ActiveSessionError, ConflictError, UnsupportedTargetError
+from mmaccel.errors import ActiveSessionError, ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.stepping.tensors import tensors
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import examples
@@ -327,6 +327,61 @@ def test_a_transformer_that_is_swapped_is_said():
         fast(**arguments(steps=12))
         told = "WanPipeline did not run pipe.transformer, unless its transformer was changed after accelerate()"
         assert any(told in text for text in fast.report.warnings)
+
+
+@pytest.mark.parametrize("method", (*METHODS, video.TokenCache(0.6)), ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("name", ("transformer", "transformer_2"))
+def test_one_of_two_transformers_that_is_swapped_is_said(method, name):
+    """A method that works inside the blocks would wrap those of the new one, whose passes nobody follows."""
+    pipe, arguments = loop.two_experts(0.6)
+    other, call = examples.wan_pipeline(2)[0].transformer, arguments(1, steps=12)
+    with mmaccel.accelerate(pipe, method) as fast:
+        fast(**call)
+        assert fast.report.engaged
+        setattr(pipe, name, other)
+        out = fast(**call)[0]
+        told = f"so all were computed: pipe.{name} was changed after accelerate()"
+        assert any(told in text for text in fast.report.warnings) and not fast.report.engaged
+    assert torch.equal(pipe(**call)[0], out)
+
+
+def test_a_pipeline_that_shares_the_sampler_alone_teaches_nothing():
+    """Its run has no pass of the session's transformer."""
+    (pipe, arguments), (other, _) = examples.wan_pipeline(), examples.wan_pipeline(1)
+    other.scheduler, call = pipe.scheduler, arguments(1, steps=12)
+    plain = other(**call)[0]
+    with mmaccel.accelerate(pipe, video.MagCache()) as fast:
+        assert torch.equal(other(**call)[0], plain) and not fast.report.warnings
+        fast(**call)
+        assert "measured its ratios in this run" in str(fast.report)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        other(**call)
+        with pytest.raises(SettingError, match="has not run yet"):
+            video.trace_of(fast)
+
+
+@pytest.mark.parametrize("method", (video.HeterogeneousSteps(), video.EasyCache(1e6, warmup=2)), ids=str)
+def test_a_denoiser_needs_no_configuration(method):
+    """As a traced one in a module of one's own."""
+
+    class Traced(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, sample, t, text):
+            return self.inner(sample, t, text, return_dict=False)[0]
+
+    class Own(loop.Loop):
+        def _pass(self, state, t, call):
+            return [self.transformer(state[0], t.expand(1), call["encoder_hidden_states"])]
+
+    made, start, call = loop.pipeline("WanTransformer3DModel")
+    pipe = Own(Traced(made.transformer), made.scheduler)
+    plain = pipe(start, call, steps=12)
+    with mmaccel.accelerate(pipe, method) as fast:
+        assert not torch.equal(fast(start, call, steps=12), plain) and fast.report.engaged and not fast.report.warnings
+    assert torch.equal(pipe(start, call, steps=12), plain)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)

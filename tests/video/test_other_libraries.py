@@ -8,10 +8,11 @@ import torch
 from accelerate import cpu_offload
 from accelerate.hooks import CpuOffload, add_hook_to_module, remove_hook_from_module
 from diffusers.hooks import HookRegistry, group_offloading
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 
 import mmaccel
 from mmaccel import video
+from mmaccel.adapter import find_adapter
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.forwards import PASSING_HOOKS
 from mmaccel.patching import Wrapped
@@ -187,10 +188,12 @@ def test_a_forward_that_was_compiled_with_hooks_that_go_after_each_call_is_refus
     assert snapshot(pipe) == before
 
 
+LORA = LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
+
+
 def add_lora(pipe):
     torch.manual_seed(0)
-    config = LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
-    pipe.transformer.add_adapter(config, "style")
+    pipe.transformer.add_adapter(LORA, "style")
 
 
 @pytest.mark.parametrize("method", (STEPS_ONLY[1], BLOCKS[0], *TOKENS), ids=str)
@@ -206,6 +209,23 @@ def test_lora_before_or_after(wan, method):
         pipe.transformer.delete_adapters("style")
         assert torch.equal(fast(**call)[0], without)
     assert torch.equal(pipe(**call)[0], plain)
+
+
+@pytest.mark.parametrize("method", (*STEPS_ONLY, *BLOCKS, *TOKENS, SPARSE, video.TaylorSeer()), ids=str)
+def test_a_transformer_within_a_model_of_pefts_is_followed(wan, method):
+    """As in diffusers' guide to merged LoRAs."""
+    pipe, call = wan
+    add_lora(pipe)
+    plain, (expected, report) = pipe(**call)[0], fast_run(pipe, call, method)
+    torch.manual_seed(0)
+    pipe.transformer = get_peft_model(examples.wan_pipeline()[0].transformer, LORA)
+    assert torch.equal(pipe(**call)[0], plain)
+    with mmaccel.accelerate(pipe, method) as fast:
+        assert torch.equal(fast(**call)[0], expected) and fast.report.engaged
+        assert fast.report.forwards == report.forwards and fast.report.warnings == report.warnings
+    assert torch.equal(pipe(**call)[0], plain)
+    pipe.transformer.compile(backend="eager")  # with what lies around it
+    assert find_adapter(pipe).denoisers() == [pipe.transformer]
 
 
 @pytest.mark.parametrize("late", (False, True))

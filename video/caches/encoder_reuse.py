@@ -179,7 +179,7 @@ class _Stepper(CacheStepper):
 
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
         result, run, share = make(output, sample), self.run, self.method.prior_noise
-        if share and run.step == 0:
+        if share and run.step == 0 <= run.branch:  # and not of another UNet, that the sampler steps too
             run.began = sample / getattr(self.session.target.scheduler, "init_noise_sigma", 1.0)
         began, following = run.began, run.step + 1
         if began is None or began.shape != sample.shape or following == run.steps:

@@ -11,7 +11,7 @@ import torch
 from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.method import Method
-from mmaccel.private import is_forward_compiled
+from mmaccel.private import is_forward_compiled, runs_compiled
 from mmaccel.session import Session
 
 from ..private import check_no_cache, hooks_anew
@@ -44,6 +44,11 @@ REDRAWING = (
 )
 
 
+def _inside(part: Any) -> Any:
+    """The model inside a `PeftModel`, whose layers have the adapters, unless both are compiled as one; else itself."""
+    return part.get_base_model() if hasattr(part, "get_base_model") and not runs_compiled(part) else part
+
+
 @register_adapter
 class DiffusionTransformerAdapter(Adapter):
     """Any diffusers pipeline with a transformer or UNet, modular ones too, or a single diffusers transformer."""
@@ -63,12 +68,13 @@ class DiffusionTransformerAdapter(Adapter):
         if isinstance(self.target, torch.nn.Module):
             return [self.target]
         apart = {"prior"} if getattr(self.target, PRIOR_SCHEDULER, None) is not None else set()
-        found = [getattr(self.target, name, None) for name in DENOISERS if name not in apart]
+        found = [_inside(getattr(self.target, name, None)) for name in DENOISERS if name not in apart]
         return [part for part in found if isinstance(part, torch.nn.Module)]
 
     def place(self, denoiser: torch.nn.Module) -> str:
         """How users write a denoiser: ``"pipe.transformer"``."""
-        return next((f"pipe.{name}" for name in DENOISERS if getattr(self.target, name, None) is denoiser), "model")
+        names = (name for name in DENOISERS if _inside(getattr(self.target, name, None)) is denoiser)
+        return f"pipe.{name}" if (name := next(names, "")) else "model"
 
     def check(self, method: Method) -> None:
         """Refuse targets that the method cannot work on, and transformers wrapped by `torch.compile`.

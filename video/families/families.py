@@ -178,9 +178,9 @@ def begins_again(denoiser: torch.nn.Module) -> bool:
 def layout_of(denoiser: torch.nn.Module, latents: torch.Tensor) -> LatentLayout:
     """The layout of a transformer's tokens in these latents."""
     family = divisible_family(denoiser)
-    config: Any = denoiser.config
-    if family is None:
+    if family is None:  # and then it may have no configuration either
         return LatentLayout()
+    config: Any = denoiser.config
     size = config.patch_size
     if isinstance(size, int):
         size = (getattr(config, "patch_size_t", None) or 1, size, size)
