@@ -135,8 +135,8 @@ class HeterogeneousRun(Stepper):
             return
         if method.correct and self.allocation.replay is None:
             self.warn(
-                f"forecasts are not corrected with {sampler}, whose steps cannot be repeated: mmaccel.compare() shows what"
-                " that costs beside fewer steps"
+                f"forecasts are not corrected with {sampler}, whose steps cannot be repeated: mmaccel.compare() shows"
+                " what that costs, beside fewer steps"
             )
         fewer = max(1, round(method.budget * steps))
         if not is_one_step(scheduler) and method.budget * steps < FEWEST:
