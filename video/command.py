@@ -75,7 +75,8 @@ class VideoCommand(Command):
                 clips.save(clips.side_by_side(frames, labels), temporary, rate)
         print(told(report))
         if both:
-            print(f"  quality     {quality.distance(*frames)} to the plain clip, measured")
+            kind = runs["plain"].kind
+            print(f"  quality     {quality.distance(*frames)} to the plain {kind}, measured")
         tell_written(arguments, both)
 
     def open(self, arguments: argparse.Namespace) -> tuple[Any, Any]:

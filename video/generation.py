@@ -198,6 +198,11 @@ class Filmed:
     seconds: float
     field: str = "frames"
 
+    @property
+    def kind(self) -> str:
+        """What was made: ``"clip"`` or ``"picture"``."""
+        return "picture" if self.field == "images" else "clip"
+
 
 def on_step_end(pipe: Any, call: Callable[..., Any]) -> dict[str, Any]:
     """The argument of :func:`film` that has a pipeline call back after each step; none where it takes no such one.

@@ -121,15 +121,20 @@ def test_what_the_video_tab_says_of_tiny_far_works(models):
     assert len(shot.frames) == int(frames) and shot.report.engaged and not shot.report.warnings
     with gr.Blocks() as blocks:
         video_tab.build(Frame(models))
-    notes = f"{video_tab.FAR_NOTE}; {video_tab.UNET_NOTE}"
-    assert any(getattr(block, "info", None) == notes for block in blocks.blocks.values())
+    assert any(getattr(block, "info", None) == video_tab.FAR_NOTE for block in blocks.blocks.values())
 
 
-def test_the_prompt_that_the_video_tab_gives_for_tiny_unet_works(models):
-    prompt = video_tab.UNET_NOTE.partition(": ")[2]
+def test_the_video_tab_begins_with_a_prompt_of_its_first_model_and_shows_its_pictures(models):
+    for own, prompt in ((None, next(iter(video_tab.SAMPLES))), (["tiny-unet"], next(iter(video_tab.DRAWN)))):
+        with gr.Blocks() as blocks:
+            video_tab.build(Frame(Models({"video": own} if own else {})))
+        assert prompt in [getattr(block, "value", None) for block in blocks.blocks.values()]
     size = {"frames": "", "height": "", "width": "", "guidance": ""}
-    shot = shoot(models, Run(), video_tab.asked(LIMITS, False, prompt, "balanced", "5", "tiny-unet", "", "2", **size))
+    shot = shoot(models, Run(), video_tab.asked(LIMITS, True, prompt, "balanced", "5", "tiny-unet", "", "2", **size))
     assert shot.field == "images" and len(shot.frames) == 1
+    assert shot.cost.startswith("The very same picture") and shot.quality.endswith("to the plain picture, measured")
+    clip, picture = video_tab._made(gr.Video(render=False), shot)
+    assert not clip["visible"] and picture["visible"] and picture["value"] is shot.shown[0]
 
 
 def test_the_shown_code_is_the_public_api(models):

@@ -17,6 +17,7 @@ from mmaccel.demos.app.looks.gallery import Card, gallery, waves
 from mmaccel.demos.app.tabs import image_tab, video_tab
 from mmaccel.demos.app.tabs.image_run import _cost
 from mmaccel.demos.training.janus import card as model_card
+from mmaccel.demos.training.unet import train as unet_recipe
 from mmaccel.errors import PromptError
 from mmaccel.report import Report
 
@@ -169,14 +170,22 @@ def test_who_stops_or_leaves_ends_the_work(leave):
     assert ended.wait(10), "the work of a visitor who is gone goes on"
 
 
-@pytest.mark.parametrize(("tab", "model"), [(image_tab, "tiny-janus"), (video_tab, "tiny-wan")])
-def test_cards_are_cut_where_the_pictures_of_the_sheet_begin(tab, model, monkeypatch):
-    places = []
-    monkeypatch.setattr(tab, "sample", lambda name, *place: places.append(place) or "data:,")
+@pytest.mark.parametrize(
+    ("tab", "model", "cards"),
+    [
+        (image_tab, "tiny-janus", image_tab.SAMPLES),
+        (video_tab, "tiny-wan", video_tab.SAMPLES),
+        (video_tab, "tiny-unet", video_tab.DRAWN),
+    ],
+)
+def test_cards_are_cut_where_the_pictures_of_the_sheet_begin(tab, model, cards, monkeypatch):
+    cut = []
+    monkeypatch.setattr(tab, "sample", lambda name, *place: cut.append((name, place)) or "data:,")
     tab._cards()
+    places = [place for name, place in cut if name == model]
     with Image.open(zoo.path(model) / "samples.png") as sheet:
         pixels = np.asarray(sheet.convert("RGB")).astype(int)
-    assert len(places) == len(tab.SAMPLES)
+    assert len(places) == len(cards)
     for left, top, side in places:
         above, first = (pixels[row, left : left + side] for row in (top - 1, top))
         assert (above == above[0]).all() and (first != above[0]).any(), (left, top)
@@ -184,6 +193,7 @@ def test_cards_are_cut_where_the_pictures_of_the_sheet_begin(tab, model, monkeyp
 
 def test_cards_show_what_the_sheets_of_samples_show():
     assert all(model_card.PROMPTS[place] == prompt for prompt, place in image_tab.SAMPLES.items())
+    assert all(unet_recipe.PROMPTS[place] == prompt for prompt, place in video_tab.DRAWN.items())
     cards = [*image_tab._cards(), *video_tab._cards()]
     assert len({card.picture for card in cards}) == len(cards) >= 12
     assert all(card.values == (card.text,) for card in cards)
@@ -197,6 +207,23 @@ def test_a_card_fills_the_fields_it_stands_for():
     assert "&lt;one&gt;" in shown.value and 'data-card="1"' in shown.value
     (event,) = blocks.fns.values()
     assert event.fn(types.SimpleNamespace(index=1)) == ["c", "d"]
+
+
+def test_a_model_has_its_own_cards_and_its_first_takes_the_place_of_another_s():
+    cards = [Card("a", "data:,a", ("a",)), Card("b", "data:,b", ("b",), "own"), Card("c", "data:,c", ("c",), "own")]
+    with gr.Blocks() as blocks:
+        field, model = gr.Textbox("a"), gr.Dropdown(["any", "own"], value="any")
+        gallery(cards, [field], model)
+    (shown,) = (block for block in blocks.blocks.values() if isinstance(block, gr.HTML))
+    assert re.findall("data:,(.)", shown.value) == ["a"]
+    pick, choose = sorted(blocks.fns.values(), key=lambda event: len(event.inputs))
+    assert pick.fn(types.SimpleNamespace(index=2)) == "c", "cards keep their numbers"
+    faces, filled = choose.fn("own", "a")
+    assert re.findall('data-card="(.)"', faces) == ["1", "2"] and filled == "b"
+    for name, now in (("own", "c"), ("any", "a"), ("any", "my own words"), ("own", "my own words")):
+        assert choose.fn(name, now)[1] == gr.skip(), "what was typed stays"
+    faces, filled = choose.fn("any", "c")
+    assert re.findall("data:,(.)", faces) == ["a"] and filled == "a"
 
 
 def test_waves_follow_the_sound():

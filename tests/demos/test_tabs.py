@@ -67,7 +67,7 @@ SEEDLESS = (question_tab, canvas_tab)
 RESULTS = ["Report", "Used seed", "Stages", "Copy as Python"]
 SHOWN = {
     image_tab: ["Race", "Accelerated", "Plain (left), accelerated (right)", "What was computed", *RESULTS],
-    video_tab: ["Race", "Clip", "What was computed", *RESULTS],
+    video_tab: ["Race", "Clip", "Picture", "What was computed", *RESULTS],
     question_tab: ["Race", "Answers", question_tab.KEPT_NOTE, *RESULTS],
     canvas_tab: ["Race", "Text", "What was computed", *RESULTS],
     speech_tab: ["Race", "Words", "Subtitles", *RESULTS],
@@ -439,8 +439,9 @@ def test_a_map_is_shown_only_where_there_is_one(computed, monkeypatch):
     shot = video_run.Shot([], [picture], report, "as good", "cost <c>", computed, 24)
     monkeypatch.setattr(video_tab, "shoot", lambda models, run, request: shot)
     monkeypatch.setattr(video_tab, "playable", lambda place, frames, rate: (place, frames, rate))
-    board, clip, shown, *rest = video_tab._work(frame, results, player, True, run, *values, "", "")
+    board, clip, still, shown, *rest = video_tab._work(frame, results, player, True, run, *values, "", "")
     assert clip["visible"] and clip["value"] == (player, [picture], 24), "enlarged, and both in one"
+    assert not still["visible"]
     assert shown["visible"] is (computed is not None) and shown["value"] is computed
     told(board, rest)
     assert "draw" in run.stages

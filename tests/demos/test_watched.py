@@ -248,7 +248,8 @@ def test_clips_stand_beside_each_other_with_their_times(monkeypatch):
     ),
 )
 def test_distances_in_words(decibels, said):
-    assert said in video_run._cost(decibels)
+    told = video_run._cost(decibels, "picture")
+    assert said in told and "clip" not in told
 
 
 def test_answers_that_differ_are_counted_in_words():

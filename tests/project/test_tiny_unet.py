@@ -97,10 +97,11 @@ def test_half_of_the_steps_keep_more_of_a_picture_than_half_as_many(pipe, sample
 
 def test_the_command_line_draws_a_picture(tmp_path, capsys):
     place = tmp_path / "heart.png"
-    words = ["run", "video", PROMPT, "-o", str(place), "--model", NAME, "--steps", "6"]
+    words = ["run", "video", PROMPT, "-o", str(place), "--model", NAME, "--steps", "6", "--compare"]
     assert cli.main([*words, "--method", "video.HeterogeneousSteps:budget=0.5"]) == 0
     assert Image.open(place).size == (64, 64)
-    assert "HeterogeneousSteps" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "HeterogeneousSteps" in told and "to the plain picture, measured\n" in told
 
 
 def test_a_package_that_is_not_installed_says_so(pipe, monkeypatch):

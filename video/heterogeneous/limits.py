@@ -30,8 +30,8 @@ def warn_of_limits(run: HeterogeneousRun, steps: int) -> None:
         return
     if method.correct and run.allocation.replay is None:
         run.warn(
-            f"forecasts are not corrected with {sampler}, whose steps cannot be repeated: fewer steps may do"
-            " better, see mmaccel.compare()"
+            f"forecasts are not corrected with {sampler}, whose steps cannot be repeated: mmaccel.compare() shows"
+            " what that costs, beside fewer steps"
         )
     fewer = max(1, round(method.budget * steps))
     if not is_one_step(scheduler) and method.budget * steps < FEWEST:

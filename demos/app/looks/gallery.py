@@ -37,30 +37,55 @@ class Card:
         What is shown on it: an address that holds a picture, or of a file.
     values
         What it fills in.
+    model
+        The only model that it is for; empty for all that have no cards of their own.
     """
 
     text: str
     picture: str
     values: tuple[Any, ...]
+    model: str = ""
 
 
-def gallery(cards: Sequence[Card], fields: Sequence[gr.components.Component]) -> Any:
-    """Show cards that fill `fields`; returns what is triggered when one has."""
-    faces = "".join(
-        f'<button type="button" data-card="{number}"><img src="{card.picture}" alt="" loading="lazy">'
-        f"<span>{html.escape(card.text)}</span></button>"
-        for number, card in enumerate(cards)
-    )
-    title = "<h2>Start from one of these: it runs twice, plainly and accelerated</h2>"
-    shown = gr.HTML(f'{title}<div class="cards">{faces}</div>', elem_classes="gallery", js_on_load=SCRIPT)
+def gallery(cards: Sequence[Card], fields: Sequence[gr.components.Component], model: gr.Dropdown | None = None) -> Any:
+    """Show cards that fill `fields`; returns what is triggered when one has.
+
+    With a field for the `model` those of the chosen one are shown, and the first of them takes the place of another
+    model's card in `fields`.
+    """
+    chosen = "" if model is None else model.value
+    shown = gr.HTML(_faces(cards, chosen), elem_classes="gallery", js_on_load=SCRIPT)
 
     def pick(event: gr.SelectData) -> Any:
         index: Any = event.index
         values = cards[int(index) % len(cards)].values
         return values[0] if len(fields) == 1 else list(values)
 
-    picked = shown.select(pick, None, list(fields), queue=False, show_progress="hidden", api_visibility="private")
-    return picked.then
+    def choose(name: Any, *filled: Any) -> list[Any]:
+        fit = fitting(cards, name)
+        is_of_another = any(card.values == filled for card in cards if card not in fit)
+        return [_faces(cards, name), *(fit[0].values if is_of_another else (gr.skip() for _ in fields))]
+
+    at_once: Any = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    if model is not None:
+        model.change(choose, [model, *fields], [shown, *fields], **at_once)
+    return shown.select(pick, None, list(fields), **at_once).then
+
+
+def fitting(cards: Sequence[Card], model: Any) -> list[Card]:
+    """Those of a model; where it has none of its own, those for all models."""
+    return [card for card in cards if card.model == model] or [card for card in cards if not card.model]
+
+
+def _faces(cards: Sequence[Card], model: Any) -> str:
+    """Those of a model as HTML, each with its number among all."""
+    faces = "".join(
+        f'<button type="button" data-card="{cards.index(card)}"><img src="{card.picture}" alt="" loading="lazy">'
+        f"<span>{html.escape(card.text)}</span></button>"
+        for card in fitting(cards, model)
+    )
+    title = "<h2>Start from one of these: it runs twice, plainly and accelerated</h2>"
+    return f'{title}<div class="cards">{faces}</div>'
 
 
 def sample(model: str, left: int, top: int, side: int) -> str:

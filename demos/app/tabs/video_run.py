@@ -23,12 +23,12 @@ from ..models import Models
 from ..runs import Run
 from .choice import Choice
 
-# From so many dB on, a clip looks so beside another one.
+# From so many dB on, a clip or a picture looks so beside another one.
 LOOKS = (
-    (40, "By eye the same clip as"),
+    (40, "By eye the same {kind} as"),
     (30, "Small differences, seen side by side with"),
     (20, "Visible differences to"),
-    (0, "Another clip than"),
+    (0, "Another {kind} than"),
 )
 
 
@@ -121,25 +121,25 @@ def _trace(session: Session) -> Image.Image | None:
 
 
 def _quality(plain: Filmed | None, filmed: Filmed) -> tuple[str, str]:
-    """The difference to the plain clip: for the report, and in plain words."""
+    """The difference to the plain run: for the report, and in plain words."""
     if plain is None:
         return "", ""
-    told = quality.distance(plain.frames, filmed.frames)
-    return f"  quality     {told} to the plain clip, measured", _cost(quality.psnr(plain.frames, filmed.frames))
+    told = f"  quality     {quality.distance(plain.frames, filmed.frames)} to the plain {plain.kind}, measured"
+    return told, _cost(quality.psnr(plain.frames, filmed.frames), plain.kind)
 
 
-def _cost(psnr: float) -> str:
-    """What a distance to the plain clip looks like.
+def _cost(psnr: float, kind: str) -> str:
+    """What a distance to the plain clip or picture looks like.
 
     Examples
     --------
-    >>> _cost(55.04)
+    >>> _cost(55.04, "clip")
     'By eye the same clip as the plain one: 55.0 dB PSNR.'
     """
     if psnr >= 100:
-        return "The very same clip, pixel for pixel: nothing is lost."
+        return f"The very same {kind}, pixel for pixel: nothing is lost."
     looks = next(said for least, said in LOOKS if psnr >= least)
-    return f"{looks} the plain one: {psnr:.1f} dB PSNR."
+    return f"{looks.format(kind=kind)} the plain one: {psnr:.1f} dB PSNR."
 
 
 def _side_by_side(plain: Filmed | None, filmed: Filmed) -> list[Image.Image]:

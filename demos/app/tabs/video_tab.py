@@ -11,22 +11,21 @@ import gradio as gr
 from PIL import Image
 
 from mmaccel.files import clips
-from mmaccel.files.pictures import BAR, GAP
+from mmaccel.files.pictures import BAR, GAP, SMALLEST
 from mmaccel.video.generation import VideoSettings
 
 from ..frame import Frame
 from ..limits import Limits, number
 from ..looks import panels
-from ..looks.gallery import Card, gallery, sample
+from ..looks.gallery import Card, fitting, gallery, sample
 from ..runs import Run
 from .choice import Choice
 from .code import video_code
-from .video_run import VideoRequest, shoot
+from .video_run import Shot, VideoRequest, shoot
 
+HEIGHT = 360  # pixels
 OWN = "the pipeline's own"
 FAR_NOTE = "tiny-far draws block after block and has no preset: give it video.RollingContext:blocks=2 and 31 frames"
-UNET_NOTE = "tiny-unet draws pictures, from prompts such as: small red heart on blue"
-NOTES = f"{FAR_NOTE}; {UNET_NOTE}"
 # What the cards ask for, and its row and frame on the model's sheet of samples.
 SAMPLES = {
     "rocket moves up, pizza stays, blue background": (0, 4),
@@ -37,46 +36,85 @@ SAMPLES = {
     "hamburger moves left, mushroom stays, green background": (6, 5),
 }
 SIDE = 128  # pixels of a frame there
+DRAWING = "tiny-unet"
+# What the cards for this model ask for, and which picture of its sheet it is.
+DRAWN = {
+    "big rocket on blue": 0,
+    "big pizza on green": 2,
+    "big soccer ball on yellow": 4,
+    "small sunflower on purple, center": 5,
+    "big robot on orange": 6,
+    "small christmas tree on gray, top right": 7,
+}
 
 
 def build(frame: Frame) -> None:
     """Prompt, presets and buttons, then the board, the clip, the gallery, the report, the code and the trace."""
+    cards = _cards()
+    first = fitting(cards, frame.models.names("video")[0])[0]
     with gr.Row():
         with gr.Column(scale=1, min_width=300):
-            prompt = gr.Textbox(label="Prompt", value="rocket moves up, blue background", max_lines=6)
+            prompt = gr.Textbox(label="Prompt", value=first.text, max_lines=6)
             controls = panels.controls(frame, "video", "diffusion transformer", "balanced")
             with gr.Accordion("Advanced", open=False):
-                advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4", note=NOTES)
+                advanced = panels.advanced(frame, "video", "video.HeterogeneousSteps:budget=0.4", note=FAR_NOTE)
                 names = ("Steps", "Frames", "Height in pixels", "Width in pixels", "Guidance scale")
                 numbers = [panels.optional_number(name, OWN) for name in names]
         with gr.Column(scale=2, min_width=300):
             board = panels.board()
             clip = gr.Video(
-                label="Clip", show_label=False, interactive=False, visible=False, autoplay=True, loop=True, height=360
+                label="Clip",
+                show_label=False,
+                interactive=False,
+                visible=False,
+                autoplay=True,
+                loop=True,
+                height=HEIGHT,
             )
-            picked = gallery(_cards(), [prompt])
+            picture = gr.Image(
+                label="Picture",
+                show_label=False,
+                interactive=False,
+                visible=False,
+                height=HEIGHT,
+                format="png",
+                buttons=["download", "fullscreen"],
+            )
+            picked = gallery(cards, [prompt], advanced.model)
             results = panels.results()
             computed = panels.heat_map()
     inputs = [prompt, controls.preset, *vars(advanced).values(), *numbers]
-    outputs = [board, clip, computed, *results.outputs]
+    outputs = [board, clip, picture, computed, *results.outputs]
     controls.buttons.connect(frame, partial(_work, frame, results, clip), inputs, outputs, [prompt.submit], picked)
 
 
 def _cards() -> list[Card]:
     high = SIDE + BAR + GAP
     places = {prompt: (column * SIDE, row * high + BAR) for prompt, (row, column) in SAMPLES.items()}
-    return [Card(prompt, sample("tiny-wan", *place, SIDE), (prompt,)) for prompt, place in places.items()]
+    filmed = [Card(prompt, sample("tiny-wan", *place, SIDE), (prompt,)) for prompt, place in places.items()]
+    cell, high = SMALLEST + GAP, SMALLEST + BAR + GAP
+    places = {prompt: (place % 4 * cell, place // 4 * high + BAR) for prompt, place in DRAWN.items()}
+    drawn = [Card(prompt, sample(DRAWING, *place, SMALLEST), (prompt,), DRAWING) for prompt, place in places.items()]
+    return filmed + drawn
 
 
 def _work(frame: Frame, results: panels.Results, clip: gr.Video, compare: bool, run: Run, *values: Any) -> list[Any]:
     request = asked(frame.limits, compare, *values)
     shot = shoot(frame.models, run, request)
     with run.stage("draw"):
-        file = playable(clip, shot.shown, shot.rate)
+        made = _made(clip, shot)
     code = video_code(request, frame.models, shot.rate, shot.field)
     told = results.values(run, request.choice.seed, shot.report, code, shot.quality)
     computed = gr.update(value=shot.computed, visible=shot.computed is not None)
-    return [panels.verdict(shot.report, shot.cost), gr.update(value=file, visible=True), computed, *told]
+    return [panels.verdict(shot.report, shot.cost), *made, computed, *told]
+
+
+def _made(clip: gr.Video, shot: Shot) -> list[Any]:
+    """What is shown as a clip, and what as a picture."""
+    if shot.field == "images":
+        return [gr.update(value=None, visible=False), gr.update(value=shot.shown[0], visible=True)]
+    file = playable(clip, shot.shown, shot.rate)
+    return [gr.update(value=file, visible=True), gr.update(value=None, visible=False)]
 
 
 def asked(
