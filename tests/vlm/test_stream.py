@@ -891,9 +891,9 @@ def test_what_was_read_by_another_adapter_is_read_anew(parts, reread):
     model.set_adapter("other")
     method = vlm.StreamingCompression(keep=1.0, refresh=0.25)
     fresh, switched = (vlm.VideoStream(model, processor, method, reread=reread) for _ in range(2))
-    fresh.push(clip)
+    for stream in (fresh, switched):
+        stream.push(clip)
     expected = asked(fresh)
-    switched.push_features(fresh.memory.tokens().unflatten(0, (4, -1)))
     model.set_adapter("one")
     other = asked(switched)
     model.set_adapter("other")
