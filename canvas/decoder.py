@@ -270,7 +270,7 @@ class BlockDecoder(Follower):
         original, ids, kwargs = self.call
         ids = torch.cat([ids[:, : -self.length], torch.where(masked, tokens, sample)], 1)
         if self.guide is not None:
-            return of_next(said_by(self.guide, ids, kwargs), self.length)
+            return of_next(said_by(self.guide, ids, self.length, kwargs), self.length)
         self.passes += 1
         with self.adapter.target.model.word_by_word():
             if isinstance(self.prefix, KeptPrefix) and self.prefix.prefix > 1:

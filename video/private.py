@@ -20,6 +20,7 @@ CHILDREN = "_child_registries_cache"
 CONFIG = "_cache_config"
 PARALLEL = "_parallel_config"
 BACKENDS = "_SUPPORTED_BACKENDS"  # of an attention processor that does not take all
+FLEX = ("Kandinsky6SRTransformer3DModel", "WanAnimate2Transformer3DModel")  # whose processors do not say so
 GROUPED = "group_offloading"
 EXACT = "TextKVCacheConfig"  # of the cache that only spares projecting the text again
 # Modules of the hooks of all others, and of our own that is put on in the same way.
@@ -122,7 +123,8 @@ def masks_blocks(denoiser: torch.nn.Module) -> bool:
     """Whether its self-attention takes a mask of blocks, for which diffusers has no kernel but flex attention."""
     processors = [getattr(module, "processor", None) for module in denoiser.modules()]
     needs_flex = any("native" not in getattr(processor, BACKENDS, ("native",)) for processor in processors)
-    return needs_flex or getattr(denoiser, "attention_type", None) == "nabla"  # Kandinsky 5's
+    is_nabla = getattr(denoiser, "attention_type", None) == "nabla"  # Kandinsky 5's
+    return needs_flex or is_nabla or type(denoiser).__name__ in FLEX
 
 
 def bringing(module: torch.nn.Module) -> Any:

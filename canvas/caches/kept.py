@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +28,7 @@ OTHER_ROWS = (
 )
 
 
-class KeptStates:
+class KeptStates(ABC):
     """Keys and values by layer, and what attention does with them in the pass that runs.
 
     Attributes
@@ -43,7 +45,7 @@ class KeptStates:
         """Keep nothing, for a new run."""
         self.reused = self.most_bytes = 0
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.mode = ""
+        self.mode, self._thread = "", 0
 
     def _note_bytes(self) -> None:
         self.most_bytes = max(self.most_bytes, count_bytes(self.kept))
@@ -54,7 +56,7 @@ class KeptStates:
         Raises an `UnsupportedTargetError` if nothing was kept: a model may compute its attention in another way than
         its file tells, and later passes would do without the context.
         """
-        self.mode = mode
+        self.mode, self._thread = mode, threading.get_ident()
         try:
             logits = original(ids, **kwargs).logits
         finally:
@@ -62,6 +64,24 @@ class KeptStates:
         if mode == "keep" and not self.kept:
             raise UnsupportedTargetError(f"the model {NOT_REACHED}")
         return logits
+
+    def attend(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of a layer's attention; what another thread computes with the model meanwhile is left alone."""
+        ours = self.mode and self._thread == threading.get_ident()
+        return self._attend(original, *args, **kwargs) if ours else original(*args, **kwargs)
+
+    @abstractmethod
+    def _attend(
+        self,
+        original: Callable[..., Any],
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """What attention does in a pass with a mode."""
 
 
 def other_blocks(own: int, length: int, cached: bool) -> str:

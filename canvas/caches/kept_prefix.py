@@ -92,7 +92,7 @@ class KeptPrefix(KeptStates):
         }
         return self._within(mode, original, ids[:, first:], own), 1 - first / ids.shape[1]
 
-    def attend(
+    def _attend(
         self,
         original: Callable[..., Any],
         module: Any,
@@ -102,7 +102,6 @@ class KeptPrefix(KeptStates):
         attention_mask: Any,
         **kwargs: Any,
     ) -> Any:
-        """In place of a layer's attention."""
         if self.mode in ("reuse", "grow", "read"):
             copies = len(key) // len(self.kept[id(module)][0])  # canvases of each row
             old = (x[:, :, : self.first] for x in self.kept[id(module)])

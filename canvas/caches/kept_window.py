@@ -77,7 +77,7 @@ class KeptWindow(KeptStates):
         found = block.int().argsort(dim=1, descending=True, stable=True)[:, :count].sort(1).values
         return found + wanted.shape[1] - length
 
-    def attend(
+    def _attend(
         self,
         original: Callable[..., Any],
         module: Any,
@@ -87,7 +87,6 @@ class KeptWindow(KeptStates):
         attention_mask: Any,
         **kwargs: Any,
     ) -> Any:
-        """In place of a layer's attention."""
         if self.mode == "keep":
             self.kept[id(module)] = key.clone(), value.clone()
         if self.mode == "renew":

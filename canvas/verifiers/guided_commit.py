@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -79,9 +80,11 @@ def vocabulary_of(model: Any) -> int:
     return int(model.config.get_text_config().vocab_size)
 
 
-def said_by(guide: Any, ids: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-    """Logits of a guide for tokens `[B, N]`, of which drafts may be in what only pads its vocabulary."""
-    logits: torch.Tensor = guide(input_ids=ids.clamp(max=vocabulary_of(guide) - 1), **kwargs).logits
+def said_by(guide: Any, ids: torch.Tensor, length: int, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Logits of a guide, for :func:`of_next`, of tokens `[B, N]`: drafts may be in what only pads its vocabulary."""
+    keeps = "logits_to_keep" in inspect.signature(guide.forward).parameters  # else all, of the prompt too
+    more = {"logits_to_keep": length + 1} if keeps else {}
+    logits: torch.Tensor = guide(input_ids=ids.clamp(max=vocabulary_of(guide) - 1), **kwargs, **more).logits
     return logits
 
 

@@ -46,13 +46,14 @@ def model_hash(model: Any) -> str:
     config = {key: value for key, value in model.config.to_dict().items() if key not in PLACE}
     total.update(json.dumps(config, sort_keys=True, default=str).encode())
     samples: list[torch.Tensor] = []
+    adapters = adapters_of(model)
     for name, module in model.named_modules():
         for key, value in kept_tensors(module):
             total.update(f"{name}.{key}".encode() + _weight(f"{name}.{key}", value, samples))
         if keeps_its_own_way(module):
             total.update(_own_state(module))
-        if hasattr(module, ADAPTERS[0]):
-            total.update(f"{name} {[getattr(module, key, None) for key in ADAPTERS]}".encode())
+        if name in adapters:
+            total.update(f"{name} {adapters[name]}".encode())
     asked = [(name, private.attention_name(private.plain_config(module.config))) for name, module in _attending(model)]
     if others := [each for each in asked if each[1] != "sdpa"]:
         total.update(f"attention {others}".encode())
@@ -64,6 +65,12 @@ def model_hash(model: Any) -> str:
     for device in dict.fromkeys(sample.device for sample in samples):  # to read each by itself would wait for each
         total.update(tensor_bytes_of(torch.cat([sample for sample in samples if sample.device == device])))
     return total.hexdigest()
+
+
+def adapters_of(model: torch.nn.Module) -> dict[str, str]:
+    """Which of peft's adapters count, by the names of the layers that have some."""
+    found = ((name, module) for name, module in model.named_modules() if hasattr(module, ADAPTERS[0]))
+    return {name: str([getattr(module, key, None) for key in ADAPTERS]) for name, module in found}
 
 
 def _attending(model: Any) -> Iterator[tuple[str, Any]]:

@@ -201,6 +201,8 @@ class Forwarder:
                     request.checked = True
                 elif kind == "begun":
                     self._tell(1)
+                elif kind == "progress":
+                    request.progress = value
                 elif kind == "piece":
                     assert request.pieces is not None
                     request.pieces.put(value)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ..cli.command import Command
 
 FIGURES = ("mmaccel_model_seconds", "mmaccel_passes", "mmaccel_plain_passes")
-# "checked" or "begun" and None, "piece" and an event, "figures", "end" and the last events, "answer" and it, or
-# "error", status and reason
+# "checked" or "begun" and None, "progress" and per cent, "piece" and an event, "figures", "end" and the last events,
+# "answer" and it, or "error", status and reason
 AnswerPart = tuple[str, Any]
 
 
@@ -79,11 +79,14 @@ class Replica:
         try:
             future = self.worker.submit(request, until)
             yield "checked", None
-            begun = False
+            begun, progress = False, 0
             while not future.done() or (request.pieces is not None and not request.pieces.empty()):
                 if not begun and future.running():
                     begun = True
                     yield "begun", None
+                elif request.progress != progress:
+                    progress = request.progress
+                    yield "progress", progress
                 elif request.pieces is not None and not request.pieces.empty():
                     yield "piece", self.endpoint.piece(request, request.pieces.get())
                 else:

@@ -42,6 +42,7 @@ TOO_SHORT = {  # to save anything, by the tokens of the longest text
     1: "the answer is one token, which the pass over the prompt gives",
     2: "the answer is two tokens, a pass each, of which drafts save none",
 }
+VOCABULARY = "tokens of the model"  # by this name the memory of a session has their number
 GUIDING = ("UnbatchedClassifierFreeGuidanceLogitsProcessor",)  # processors that make a pass of the model of their own
 
 
@@ -189,6 +190,7 @@ def decode(
         run.tokens, run.left = run.tokens + ids.shape[0] * steps, run.left + steps
         return result
     method = run.method
+    _forget_removed(run.session.memory, model)
     if model.config.is_encoder_decoder:
         model_kwargs.pop("decoder_attention_mask", None)  # hides nothing here, and would have to grow with the text
     reason = unfit_for_rows(model)
@@ -219,6 +221,14 @@ def decode(
     run.plain_forwards += max(written) * (1 + guided)
     run.stats.forwards += texts.more + guided * sum(written)
     return _output(model, texts, generation_config)
+
+
+def _forget_removed(memory: dict[str, Any], model: Any) -> None:
+    """Forget what was learned of texts where the model has fewer tokens by now, as one that is gone cannot be read."""
+    count = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
+    if count < memory.get(VOCABULARY, 0):
+        memory.clear()
+    memory[VOCABULARY] = count
 
 
 def _prompts(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> list[list[int]]:

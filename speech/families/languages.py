@@ -5,6 +5,8 @@ from __future__ import annotations
 from mmaccel.errors import SettingError, shown
 
 AUTO = "auto"  # the language that asks the model which one it hears
+# What Whisper calls languages that have two codes, or that it takes for one with another.
+OF_WHISPER = {"cmn": "zh", "fil": "tl", "in": "id", "iw": "he", "ji": "yi", "jv": "jw", "mo": "ro", "nb": "no"}
 
 
 def language_code(language: str) -> str:
@@ -24,3 +26,15 @@ def language_code(language: str) -> str:
     name = language.lower().strip("<|>")
     without_region = name.replace("_", "-").partition("-")[0]
     return str(TO_LANGUAGE_CODE.get(name) or TO_LANGUAGE_CODE.get(without_region, without_region))
+
+
+def whisper_code(language: str) -> str:
+    """:func:`language_code`, as Whisper has it.
+
+    Examples
+    --------
+    >>> whisper_code("nb-NO"), whisper_code("fil"), whisper_code("German")
+    ('no', 'tl', 'de')
+    """
+    code = language_code(language)
+    return OF_WHISPER.get(code, code)

@@ -20,7 +20,7 @@ from mmaccel.method import is_count
 from ..stream.units import units
 from .adapter import Encoded
 from .encoder_decoder import EncoderDecoderAdapter
-from .languages import AUTO, language_code
+from .languages import AUTO, whisper_code
 
 CONTEXT_FRAMES = 200  # 2 s of silence behind the speech; with half of it texts break off or loop
 SHORTEST_FRAMES = 800  # 8 s; with 4 s single phrases of a second, such as "No matter.", are said again and again
@@ -68,7 +68,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         self.hint = ""
 
     def instruct(self, language: str | None = None, task: str | None = None, prompt: str = "") -> None:
-        told = {"language": language_code(language) if language and language != AUTO else "", "task": task or ""}
+        told = {"language": whisper_code(language) if language and language != AUTO else "", "task": task or ""}
         self._check_told(**told)
         self._check_hint(prompt)
         if language and self._languages:
@@ -115,7 +115,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
             forced = self._forced()
             language = next((name for name, token in self._languages.items() if token in forced), None)
             task = next((name for name, token in getattr(settings, "task_to_id", {}).items() if token in forced), None)
-        return language_code(language) if isinstance(language, str) else None, task or "transcribe"
+        return whisper_code(language) if isinstance(language, str) else None, task or "transcribe"
 
     def _forced(self) -> list[int]:
         """Tokens that an older checkpoint has behind the start."""

@@ -56,6 +56,7 @@ class Segment:
         self.eager: tuple[float, float] | None = None
         self._stable = self._unstable = ""
         self._paused: tuple[Encoded, Hypothesis] | None = None  # the last look that took the audio to end
+        self._since = 0  # samples of this segment behind the beginning of the one that it was a look at
 
     def partial(self, time: float) -> Partial | None:
         """An event if the text has changed."""
@@ -69,14 +70,14 @@ class Segment:
     def ahead(self) -> tuple[int, ...]:
         """Tokens that were drawn with silence behind a pause, and that the last hypothesis has not come to."""
         if self.span[2]:
-            self._paused = self.heard
+            self._paused, self._since = self.heard, 0
         if self.span[2] or self._paused is None or self.heard is None:
             return ()
         before, now = self._paused[1].tokens, self.heard[1].tokens
         starts, reached = (one[0].hidden_states[0, :, 1].tolist() for one in (self._paused, self.heard))
         first = len(before) - len(remainder(before, now))
         behind = zip(before[first:], starts[first:], strict=True)
-        return tuple(token for token, start in behind if start > max(reached, default=-1.0))
+        return tuple(token for token, start in behind if start - self._since > max(reached, default=-1.0))
 
     def note(self, stats: StreamStats, heard: float, ready: float) -> None:
         """Keep when words were committed, when there was the first text, and what the policy asked of the decoder."""
@@ -101,14 +102,18 @@ class Segment:
         found = self.commitment.committed[len(self.commitment.committed) - carried :]
         return [unit.lstrip() if place == 0 else unit for place, unit in enumerate(found)]
 
-    def follow(self, before: Segment, carried: int, draft: tuple[int, ...], final: str) -> None:
-        """Go on from a segment that was cut in the middle of speech, with what its final does not say already."""
+    def follow(self, before: Segment, carried: int, draft: tuple[int, ...], final: str, samples: int = 0) -> None:
+        """Go on from a segment that was cut in the middle of speech, with what its final does not say already.
+
+        Of that one, `samples` are before this one.
+        """
         self.times = before.times[len(before.times) - carried :]
         committed, tail = before.commitment.committed, before.commitment.tail
         tail = tail[max(0, covered(units(final), [*committed, *tail]) - len(committed)) :]
         # the first unit of a text has no space before it
         self.commitment.tail = tail if carried or not tail else [tail[0].lstrip(), *tail[1:]]
         self.draft = draft
+        self._paused, self._since = before._paused, before._since + samples
 
     def carried(self, final: str) -> int:
         """How many committed units are behind the final of a segment that was cut in the middle of speech."""

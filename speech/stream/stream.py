@@ -241,7 +241,7 @@ class SpeechStream:
         self._history = last_words(f"{self._history} {text}".strip(), self.recognizer.context) if goes_on else ""
         self._segment = self._begin(segment.last(carried)) if goes_on else None
         if self._segment is not None:
-            self._segment.follow(segment, carried, remainder(draft, hypothesis.tokens), text)
+            self._segment.follow(segment, carried, remainder(draft, hypothesis.tokens), text, cut.end - cut.start)
             if partial := self._segment.partial(self._segmenter.position / RATE):
                 self._events.append(partial)
 

@@ -1,6 +1,7 @@
 """What is followed in a session: the parts that the pipeline had when it began, and only while a run is going on."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -355,3 +356,29 @@ def test_arguments_by_position_are_those_by_name(method):
 
     with mmaccel.accelerate(pipe, method):
         assert torch.equal(drawn(True), drawn(False))
+
+
+# ---------------------------------------------------------------- other threads
+
+
+@pytest.mark.parametrize("method", (canvas.PrefixCache(), canvas.IntervalCache(), canvas.WindowDiffusion()), ids=str)
+def test_a_cache_leaves_what_another_thread_computes_with_the_model_alone(method):
+    """In the middle of a pass of the session, when its attention reads and keeps keys and values."""
+    pipe, arguments = examples.bidirectional()
+    layer, ids = pipe.model.model.layers[1], torch.arange(1, 13)[None]
+    plain, expected = pipe.model(ids).logits, pipe(**arguments()).sequences
+    found: list[torch.Tensor] = []
+
+    def compute(*_):
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=lambda: found.append(pipe.model(ids).logits))
+            other.start()
+            other.join()
+
+    with mmaccel.accelerate(pipe, method) as fast:
+        alone = fast(**arguments()).sequences
+        hook = layer.register_forward_pre_hook(compute)
+        assert torch.equal(fast(**arguments()).sequences, alone) and fast.report.engaged
+        hook.remove()
+    assert len(found) > 2 and all(torch.equal(each, plain) for each in found)
+    assert pipe(**arguments()).sequences.equal(expected)

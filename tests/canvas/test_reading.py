@@ -179,6 +179,16 @@ def test_a_guide_is_asked_in_each_step_also_beside_a_cache():
         assert 0 < len(asked) == fast.report.details["passes"]
 
 
+def test_a_guide_gives_logits_of_the_block_alone():
+    """Those of a long prompt, over a large vocabulary, would fill the memory."""
+    pipe, arguments = examples.bidirectional()
+    model, made = guide(), []
+    model.register_forward_hook(lambda _, __, output: made.append(output.logits.shape[1]))
+    with mmaccel.accelerate(pipe, canvas.GuidedCommit(threshold=1)) as fast:
+        fast(**arguments(2), guide_model=model)
+    assert set(made) == {examples.BLOCK + 1}
+
+
 def test_a_guide_of_another_vocabulary_is_refused():
     pipe, arguments = examples.bidirectional()
     with mmaccel.accelerate(pipe, canvas.GuidedCommit()) as fast:

@@ -142,6 +142,29 @@ def test_promises_are_kept_by_replicas_too():
         assert told["status"] == "completed" and told["progress"] == 100
 
 
+def test_a_promise_tells_how_far_its_replica_is(monkeypatch):
+    """As the server of a model of its own does."""
+    half, seen = threading.Event(), threading.Event()
+
+    def answer(self, requests):
+        requests[0].progress = 50
+        half.set()
+        seen.wait(30)
+        return [{"text": "hi"}]
+
+    monkeypatch.setattr(Echo, "answer", answer)
+    with listening(RemoteEndpoint("echo", Clip, Handle(), (Lost,), 2, None)) as (_, address):
+        promise, told = post(address, text="hi").json(), {"progress": 0}
+        assert half.wait(30)
+        for _ in range(300):
+            told = httpx.get(f"{address}/v1/echo/{promise['id']}").json()
+            if told["progress"]:
+                break
+            time.sleep(0.02)
+        seen.set()
+    assert (told["status"], told["progress"]) == ("in_progress", 50)
+
+
 def test_a_promise_tells_numbers_of_json_as_texts_of_a_form():
     endpoint = RemoteEndpoint("echo", Clip, Handle(), (Lost,), 2, None)
     assert endpoint.described(endpoint.parse({"text": "hi", "seconds": 4})) == {"text": "hi", "seconds": "4"}

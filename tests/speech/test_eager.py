@@ -201,3 +201,21 @@ def test_words_of_a_pause_stay_until_a_model_with_a_delay_comes_to_them(policy):
     assert len(texts[0].split()) < 5 and all(final.text.startswith(text) for text in texts)
     stable = {event.time: len(event.stable.split()) for event in shown}
     assert all(count <= sum(word.end + 1.0 <= time for word in final.words) for time, count in stable.items())
+
+
+def test_words_of_a_pause_stay_behind_a_cut_in_the_middle_of_speech():
+    """The cut is in an earlier pause, and the model has not come to them in what begins there."""
+    asr = StreamingRecognizer(Late(), endpoint=EnergyEndpoint(longest=5.0))
+    pieces = [silence(0.5), spoken(range(10)), silence(0.3), spoken([10, 11]), silence(0.3), spoken(range(12, 20))]
+    with asr.stream(update_interval=0.2) as stream:
+        events = [event for chunk in torch.cat([*pieces, silence(0.9)]).split(1600) for event in stream.push(chunk)]
+        events += stream.finish()
+    finals, shown = [], []
+    for event in events:
+        if isinstance(event, Final):
+            finals.append(event.text)
+        if isinstance(event, Partial):
+            shown.append(" ".join([*finals, event.stable + event.unstable]))
+    assert finals[0] == " ".join(f"w{word}" for word in range(10)) and len(finals) == 2
+    pause = " ".join(f"w{word}" for word in range(12))
+    assert all(text.startswith(pause) for text in shown[shown.index(pause) :]), shown

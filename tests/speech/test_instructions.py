@@ -230,6 +230,16 @@ def test_the_country_of_a_language_makes_no_other(multilingual):
         multilingual.instruct("pt-BR")
 
 
+CODES = (("nb-NO", "no"), ("fil", "tl"), ("jv", "jw"), ("iw", "he"), ("nn", "nn"))
+
+
+@pytest.mark.parametrize(("told", "known"), CODES)
+def test_a_language_of_several_codes_is_known_by_each(multilingual, told, known):
+    multilingual.target.generation_config.lang_to_id = {"<|en|>": 50, f"<|{known}|>": 51}
+    multilingual.instruct(told)
+    assert multilingual.prompt() == [1, 51, 52, 60] and multilingual.language == known
+
+
 @pytest.mark.parametrize("told", (None, "de"))
 def test_passes_that_ask_for_the_language_are_counted(multilingual, told):
     endpoint, passes, timed = speech.EnergyEndpoint(longest=4.0), [], []

@@ -848,3 +848,30 @@ def test_segments_are_measured_and_what_is_picked_stays(animated):
 def test_steps_of_segments_are_calibrated(animated):
     pipe, call = animated
     assert len(video.calibrate_steps(pipe, **call).steps) == 6
+
+
+class Referring(diffusers.WanTransformer3DModel):
+    """May read a reference before the steps, as `WanAnimate2Transformer3DModel`."""
+
+    def forward(self, hidden_states, timestep, encoder_hidden_states, kv_cache_mode="cached", return_dict=True):
+        return super().forward(hidden_states, timestep, encoder_hidden_states, return_dict=return_dict)
+
+
+class Reading(loop.Loop):
+    """Lets its transformer read a reference of another size, once it knows the steps."""
+
+    def _rows(self, state, t, call, branches):
+        if float(t) == float(self.scheduler.timesteps[0]):
+            self.transformer(loop.noise(1, 4, 1, 8, 8), t.expand(1), **call(1), kv_cache_mode="extract")
+        return super()._rows(state, t, call, branches)
+
+
+@pytest.mark.parametrize("method", (video.HeterogeneousSteps(), video.EasyCache(1e6), video.BlockCache(1e6)), ids=str)
+def test_a_pass_that_reads_a_reference_is_of_no_step(method):
+    pipe, start, call = loop.pipeline("WanTransformer3DModel")
+    with mmaccel.accelerate(pipe, method) as fast:
+        expected, plain = fast(start, call, steps=12), fast.report
+    pipe.__class__, pipe.transformer.__class__ = Reading, Referring
+    with mmaccel.accelerate(pipe, method) as fast:
+        assert torch.equal(fast(start, call, steps=12), expected) and fast.report.engaged
+        assert (fast.report.plain_forwards, fast.report.warnings) == (plain.plain_forwards, plain.warnings)

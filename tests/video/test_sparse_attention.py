@@ -5,6 +5,7 @@ import functools
 import itertools
 from types import SimpleNamespace
 
+import diffusers
 import diffusion_loop as loop
 import pytest
 import sampled_models
@@ -390,7 +391,11 @@ def test_pipelines_of_float32_run_under_autocast():
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    (("AnyFlowFARTransformer3DModel", {}), ("Kandinsky5Transformer3DModel", {"attention_type": "nabla"})),
+    (
+        ("AnyFlowFARTransformer3DModel", {}),
+        ("Kandinsky5Transformer3DModel", {"attention_type": "nabla"}),
+        ("Kandinsky6SRTransformer3DModel", {}),
+    ),
 )
 def test_attention_by_masks_of_blocks_is_refused(name, settings):
     """Which torch's own attention does not read, so that another backend would break the plain pipeline."""
@@ -399,6 +404,13 @@ def test_attention_by_masks_of_blocks_is_refused(name, settings):
     with pytest.raises(UnsupportedTargetError, match=f"{name} attends by masks of blocks.*HeterogeneousSteps"):
         mmaccel.plan(masked, SparseAttention())
     assert not settings or mmaccel.plan(model, SparseAttention())
+
+
+def test_attention_by_masks_of_blocks_over_keys_that_are_kept_is_refused():
+    sizes = {"dim": 24, "num_heads": 2, "num_layers": 1, "ffn_dim": 16, "freq_dim": 16, "text_dim": 16}
+    model = diffusers.WanAnimate2Transformer3DModel(**sizes, in_dim=8, out_dim=4, use_img_emb=False)
+    with pytest.raises(UnsupportedTargetError, match="WanAnimate2Transformer3DModel attends by masks of blocks"):
+        mmaccel.plan(model, SparseAttention())
 
 
 BAD = (("policy", "pooled"), ("budget", 0.0), ("budget", 1.5), ("min_length", 0), ("always", 1))

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mmaccel
 from mmaccel import video
+from mmaccel.demos.families.models import build
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.stepping.tensors import plus, relative_change
 from mmaccel.testing.contract import Interrupted, broken_after
@@ -369,6 +370,16 @@ def test_block_cache_at_any_depth(last):
             torch.testing.assert_close(out, plain, rtol=1e-3, atol=1e-4)
     with pytest.raises(SettingError, match="fewer than the 4 blocks of FluxTransformer2DModel"):
         mmaccel.accelerate(pipe, video.BlockCache(first=4 - last, last=last))
+
+
+def test_block_cache_runs_the_blocks_whose_output_the_last_ones_read():
+    """Else a block that is left out would hand on, as its own output, what came in."""
+    small, _ = build("HunyuanDiT2DModel")
+    pipe = loop.Loop(type(small).from_config(small.config, num_layers=8), diffusers.FlowMatchEulerDiscreteScheduler())
+    for first, last in ((1, 0), (1, 1), (2, 2), (3, 4)):
+        mmaccel.plan(pipe, video.BlockCache(first=first, last=last))
+    with pytest.raises(SettingError, match="last blocks of HunyuanDiT2DModel read what its first 2 made: pass first=2"):
+        mmaccel.plan(pipe, video.BlockCache(first=1, last=2))
 
 
 def test_block_cache_compares_where_the_first_block_is_on_another_device():

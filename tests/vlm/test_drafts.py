@@ -767,3 +767,15 @@ def test_where_one_text_is_in_a_pass_is_no_matter_of_the_gpu():
     with TensorCalls() as calls:
         found = GeneratedTexts._aligned(texts, logits, 2)
     assert torch.equal(found, logits[:, 1:]) and not calls.reads and not calls.counts["new_tensor"]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+def test_tokens_that_a_model_has_no_more_are_not_drafted(method):
+    model = examples.llama(tie_word_embeddings=False)[0]
+    prompt, settings = torch.tensor([[7, 9, 5]]), {"max_new_tokens": 8, "do_sample": False}
+    with mmaccel.accelerate(model, method) as fast:
+        fast.generate(torch.tensor([[5, 60] * 8]), **settings)
+        model.resize_token_embeddings(50)
+        found = fast.generate(prompt, **settings)
+        assert torch.equal(fast.generate(prompt, **settings), found)
+    assert torch.equal(model.generate(prompt, **settings), found)

@@ -3,7 +3,7 @@
 import eagle_heads
 import pytest
 import torch
-from draft_models import NEW, call, deepseek_v2, deepseek_v3, gemma3, qwen3_next
+from draft_models import NEW, call, deepseek_v2, deepseek_v3, gemma3, gemma3n, qwen3_next
 from quantized_weight import QuantizedWeight, quantize
 from spoiled_heads import changed, in_two_files, told_otherwise, without
 from transformers import DynamicCache
@@ -515,6 +515,13 @@ def test_what_a_head_reads_may_not_be_off_loaded(head, part, name):
     model.get_submodule(part).to("meta")  # where accelerate leaves it between passes
     with pytest.raises(UnsupportedTargetError, match=f"has its {name} off-loaded, .* keep embedding and lm_head on a"):
         mmaccel.accelerate(model, EagleDraft(head=head))
+
+
+def test_a_model_of_several_states_for_each_token_is_refused(tmp_path):
+    model = gemma3n()
+    path = eagle_heads.write(tmp_path, model)
+    with pytest.raises(UnsupportedTargetError, match="Gemma3nForCausalLM has 4 hidden states for .*FusedDraft"):
+        mmaccel.accelerate(model, EagleDraft(head=path))
 
 
 def test_a_head_is_named_by_text():

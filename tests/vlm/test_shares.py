@@ -109,5 +109,17 @@ def test_dycoke_says_where_its_first_stage_has_too_little(onevision, settings, l
     assert (kept.sizes > 0).flatten(1).any(1).all(), "something of every frame"
 
 
+def test_dycoke_says_where_its_first_frames_leave_nothing_to_others(onevision):
+    """Two of six frames of 16 tokens, and one token for four others."""
+    model, arguments = onevision
+    found = {}
+    for window in (4, 8):
+        with mmaccel.accelerate(model, vlm.DyCoke(keep=None, tokens=33, window=window)) as fast:
+            fast.generate(**arguments(1))
+            found[window] = fast.report.warnings
+    why = "33 tokens are not the first of every 4 frames and a token of each other frame: give window=8"
+    assert len(found[4]) == 1 and why in found[4][0] and not found[8]
+
+
 def test_a_picture_has_no_other_frame():
     assert vlm.DyCoke(keep=0.1).lacks(1, 100) is None and vlm.VidCom2(keep=0.001).lacks(9, 9) is None

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
+from peft import LoraConfig
 from PIL import Image
 from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, GenerationConfig
@@ -878,3 +879,27 @@ def test_settings_of_generate_are_the_users(parts):
             stream.ask("what moves up?", generation_config=GenerationConfig(return_dict_in_generate=True))
         with pytest.raises(PromptError, match="question=.'a', 'b'.: ask one question"):
             stream.ask(["a", "b"])
+
+
+@pytest.mark.parametrize("reread", (0.125, None))
+def test_what_was_read_by_another_adapter_is_read_anew(parts, reread):
+    """Also in the tower, which reuses nothing of a frame that another one has seen."""
+    model, processor = copy.deepcopy(parts[0]), parts[1]
+    config, clip = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False), frames(4)
+    for name in ("one", "other"):
+        model.add_adapter(config, name)
+    model.set_adapter("other")
+    method = vlm.StreamingCompression(keep=1.0, refresh=0.25)
+    fresh, switched = (vlm.VideoStream(model, processor, method, reread=reread) for _ in range(2))
+    for stream in (fresh, switched):
+        stream.push(clip)
+    expected = asked(fresh)
+    model.set_adapter("one")
+    other = asked(switched)
+    model.set_adapter("other")
+    assert torch.allclose(asked(switched), expected, atol=1e-5) and not torch.allclose(other, expected, atol=1e-3)
+    seen = switched.features(switched.pixels(list(clip[:1])))
+    model.set_adapter("one")
+    tower = vlm.VideoStream(model, processor, method)
+    pixels = tower.pixels(list(clip[1:2]))
+    assert torch.equal(switched.features(pixels), tower.features(pixels)) and seen.shape == (1, CELLS, seen.shape[2])

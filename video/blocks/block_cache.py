@@ -13,6 +13,7 @@ from mmaccel.stepping.run import SamplerRun
 from ..caches.step_cache import CacheStepper, StepCache
 from ..families.adapter import DiffusionTransformerAdapter, PipelineSession
 from ..families.families import Family
+from ..families.structure import reads_earlier
 from .reuse import BlockStepper, Streams, check_families, refuse_grouped
 
 
@@ -34,7 +35,8 @@ class BlockCache(StepCache):
         How many blocks at the beginning always run; default 1, as in First Block Cache. DBCache takes 8 for large
         transformers: a later decision is better, but saves less.
     last
-        How many blocks at the end always run; default 0, as in both.
+        How many blocks at the end always run; default 0, as in both. On HunyuanDiT no more than `first`, whose output
+        they read.
     warmup
         First steps that are always computed, at least 1; default 5.
     cooldown
@@ -43,7 +45,8 @@ class BlockCache(StepCache):
     Raises
     ------
     SettingError
-        If a setting is outside its range, or `first` and `last` leave no block between them.
+        If a setting is outside its range, or `first` and `last` leave no block between them, or the last read what
+        others than the first made.
     UnsupportedTargetError
         If the transformer's family is not supported; lists those that are.
 
@@ -82,6 +85,12 @@ class BlockCache(StepCache):
                 raise SettingError(
                     f"BlockCache(first={self.first}, last={self.last}): together they must be fewer than the"
                     f" {len(blocks)} blocks of {type(denoiser).__name__}"
+                )
+            read = sum(map(reads_earlier, blocks[len(blocks) - self.last :]))
+            if read > self.first:
+                raise SettingError(
+                    f"BlockCache(first={self.first}, last={self.last}): these last blocks of {type(denoiser).__name__}"
+                    f" read what its first {read} made: pass first={read}"
                 )
             refuse_grouped(
                 self.name, blocks, (self.first <= index < len(blocks) - self.last for index in range(len(blocks)))

@@ -107,6 +107,10 @@ class DiffusionTransformerAdapter(Adapter):
                 f"{type(pipe).__name__} has not loaded its {absent[0]}: call pipe.load_components() before accelerate()"
             )
 
+    def is_of_no_step(self, given: dict[str, Any]) -> bool:
+        """Whether a pass with these arguments only makes what those of the steps read, as WanAnimate 2's first."""
+        return given.get("kv_cache_mode") == "extract"
+
     def ends_run(self, given: dict[str, Any]) -> bool:
         """Whether a pass with these arguments comes behind the last step of a run, and is part of none."""
         return False

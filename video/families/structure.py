@@ -69,6 +69,11 @@ def class_of(module: torch.nn.Module) -> Any:
     return type(getattr(module, "_orig_mod", module))
 
 
+def reads_earlier(block: torch.nn.Module) -> bool:
+    """Whether it reads what an early block made too: in HunyuanDiT the last the first's, the one before the next's."""
+    return getattr(block, "skip_linear", None) is not None
+
+
 def _equal_blocks(denoiser: torch.nn.Module) -> dict[str, Any]:
     """Lists of modules of one class."""
     lists = {name: part for name, part in denoiser.named_children() if isinstance(part, torch.nn.ModuleList)}

@@ -20,6 +20,10 @@ from mmaccel.session import Session
 
 from .fused_draft import FusedDraft
 
+# How many states each token has between the layers, as configurations call it: one, but with AltUp (Gemma 3n) and
+# hyper-connections (DeepSeek-V4, Qwen4).
+STREAMS = ("altup_num_inputs", "hc_mult", "hc_count")
+
 
 @dataclass(frozen=True)
 class HeadDraft(FusedDraft):
@@ -103,6 +107,13 @@ def require_readable(model: Any) -> None:
     if model.config.is_encoder_decoder or not hasattr(model.get_decoder(), "layers"):
         raise UnsupportedTargetError(
             f"{type(model).__name__} is no decoder whose layers a head can read: use vlm.FusedDraft()"
+        )
+    config = model.config.get_text_config(decoder=True)
+    count = max(getattr(config, name, None) or 1 for name in STREAMS)
+    if count > 1:
+        raise UnsupportedTargetError(
+            f"{type(model).__name__} has {count} hidden states for each token between its layers, and a head reads one:"
+            " use vlm.FusedDraft()"
         )
     for matrix, kept in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "lm_head")):
         if matrix.weight.device.type == "meta":

@@ -142,7 +142,8 @@ def read_video(
         ``"av"`` (PyAV), ``"decord"`` (the wheel `decord2`) or ``"pil"``; None (default) for PIL where the name ends
         in .gif, .webp or .apng, else PyAV, or decord where PyAV is not installed. Both give the same
         pixels for about the same processor time; PyAV comes first because decord fails on frames of some
-        widths below 150 pixels and on MPEG-TS, miscounts trimmed files, and does not notice a missing end.
+        widths below 150 pixels and on MPEG-TS, miscounts trimmed files, does not notice a missing end, and shows what
+        is behind transparent parts, which are white here else.
     progress
         True for a progress bar, False for none, None (default) for one that appears after 2 seconds.
 

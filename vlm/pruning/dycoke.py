@@ -41,9 +41,9 @@ class DyCoke(Compressor):
     Lossy: dropped tokens are gone; a token is dropped if an earlier frame has a similar one, and none are
     averaged. Every second frame of a window is compared by cosine with the one before, every fourth with the one two
     before, and so on. If the first frames alone exceed the budget, the window is doubled until they fit; if even
-    one frame exceeds it, tokens of the first are taken at even distances. The report warns if the budget is below one
-    frame and a token of each other one. The paper's second stage, which prunes the cache while decoding,
-    is not here.
+    one frame exceeds it, tokens of the first are taken at even distances. The report warns if less than a token is left
+    for each other frame, as by windows of 4 at a quarter of the tokens. The paper's second stage, which prunes the
+    cache while decoding, is not here.
 
     Raises
     ------
@@ -73,21 +73,33 @@ class DyCoke(Compressor):
         self._require(is_count(self.window, 2), "window", "a whole number of at least 2")
 
     def lacks(self, frames: int, cells: int) -> str | None:
-        count, whole = self.count(frames * cells), frames * cells
-        least = cells + frames - 1
+        whole = frames * cells
+        count = self.count(whole)
+        window = self._window(frames, cells, count) if count >= cells else frames
+        first = -(-frames // window)
+        least = first * cells + frames - first
         if frames == 1 or count >= least:
             return None
-        enough = f"keep={math.ceil(1000 * least / whole) / 1000}" if self.tokens is None else f"tokens={least}"
-        return f"{count} tokens are not one frame of {cells} and a token of each other frame: give at least {enough}"
+        if first > 1:
+            what, enough = f"the first of every {window} frames", f"window={2 * window}"
+        else:
+            share = f"keep={math.ceil(1000 * least / whole) / 1000}"
+            what, enough = f"one frame of {cells}", f"at least {share if self.tokens is None else f'tokens={least}'}"
+        return f"{count} tokens are not {what} and a token of each other frame: give {enough}"
+
+    def _window(self, frames: int, cells: int, budget: int) -> int:
+        """Frames of a window whose first frames fit into a budget of at least one."""
+        window = self.window
+        while -(-frames // window) * cells > budget:
+            window *= 2
+        return window
 
     def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         frames, length, _ = features.shape
         budget = self.count(frames * length)
         if budget < length:
             return chosen(features, torch.arange(budget, device=features.device) * length // budget)
-        window = self.window
-        while -(-frames // window) * length > budget:
-            window *= 2
+        window = self._window(frames, length, budget)
         rest = [frame for frame in range(frames) if frame % window]
         counts = apportion([1] * len(rest), budget - (frames - len(rest)) * length, [length] * len(rest))
         unit = normalize(features.float(), dim=-1)

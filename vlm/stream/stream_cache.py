@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from mmaccel.cache.argument import cached
+from mmaccel.cache.model_hash import adapters_of
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.stepping.tensors import count_bytes
 
@@ -51,6 +52,7 @@ class StreamCache:
         self.numbers: list[int] = []
         self.evicted = 0
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._adapters: dict[str, str] = {}  # by which they were computed
 
     def _check(self) -> None:
         if not has_turning_keys(self.decoder, self.config):
@@ -66,6 +68,7 @@ class StreamCache:
     def append(self, embeds: torch.Tensor, numbers: list[int]) -> None:
         """Let the decoder read embeddings `[1, K, D]` of frames with these numbers, behind all that is there."""
         cache, before = self.read(), len(self)
+        self._adapters = self._adapters if before else adapters_of(self.decoder)
         self.decoder(inputs_embeds=embeds, **cached(cache), use_cache=True)
         layers: list[Any] = list(cache.layers)
         fresh = [(layer.keys[:, :, before:], layer.values[:, :, before:]) for layer in layers]
@@ -92,6 +95,11 @@ class StreamCache:
     def lost(self, frames: set[int]) -> int:
         """Columns that are gone, and that would be with all frames but these."""
         return self.evicted + sum(number != HEAD and number not in frames for number in self.numbers)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the decoder has read what is here by other adapters than those that count now."""
+        return bool(self.numbers) and self._adapters != adapters_of(self.decoder)
 
     def read(self) -> DynamicCache:
         """A cache of its own for a call of the model, with positions that count up from 0."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from mmaccel.cache.model_hash import adapters_of
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import wrap_in_thread
 
@@ -85,6 +86,7 @@ class TowerCache:
         self.references: dict[int, Computed] = {}
         self.frames = 0
         self.computed = self.plain = 0
+        self._adapters: list[dict[str, str]] = []  # by which the reference frame was computed
 
     def reset(self) -> None:
         """Forget the reference frame: the next one is the first; what was computed goes on being counted."""
@@ -101,6 +103,10 @@ class TowerCache:
 
         Its layers are left as they were; whoever else would wrap them meanwhile has to wait.
         """
+        adapters = [adapters_of(layer) for layer in self.layers]
+        if adapters != self._adapters:
+            self.reset()
+        self._adapters = adapters
         whole = [row for row in range(frames) if self.is_whole(self.frames + row)]
         others = [row for row in range(frames) if row not in whole]
         latest = [sum(first < row for first in whole) for row in others]  # 0: the reference frame of before

@@ -38,7 +38,7 @@ class VideoStream:
     Each frame is pruned against the past as it comes (STC, 2025), in a vision tower that reuses what it computed of
     similar frames. Memory and the length of a prompt are bounded, however long the stream. One thread may push while
     another asks: an answer is about the frames that were there when it was asked. Of an off-loaded model they take
-    turns, so that frames wait for an answer.
+    turns, so that frames wait for an answer. By another adapter of peft it reads anew what it remembers.
 
     Parameters
     ----------
@@ -184,7 +184,8 @@ class VideoStream:
     def _read(self) -> None:
         """Let the language model read the frames that wait, and forget those that are forgotten."""
         remembered = {frame.number for frame in self.memory.frames}
-        if self.reread is not None and self._cache.lost(remembered) > self.reread * self.memory.limit:
+        lost = 0.0 if self.reread is None else self._cache.lost(remembered) - self.reread * self.memory.limit
+        if lost > 0 or self._cache.is_outdated:
             self._cache, self._waiting = self._new_cache(), list(self.memory.frames)
         frames = [frame for frame in self._waiting if frame.number in remembered]
         if frames:
