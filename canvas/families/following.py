@@ -37,8 +37,8 @@ class Follower(ABC):
         Whether the scheduler was given its steps for a run that is to be followed, and the session's has not ended.
     called
         Whether a run of the session goes on, and not a call of the pipeline itself.
-    exact
-        Whether the methods are, as far as the session knew when it began.
+    exact, acts
+        Whether the methods are, as far as the session knew when it began, and whether there are any.
     own
         The code of the call of a pipeline, where that gave the steps: the run ends with it.
     """
@@ -50,7 +50,7 @@ class Follower(ABC):
         self.session, self.model, self.scheduler = session, getattr(pipe, self.part), pipe.scheduler
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         self.begun = self.called = False
-        self.exact = session.report.exact
+        self.exact, self.acts = session.report.exact, bool(methods)
         self.own: CodeType | None = None
 
     def attach(self, stack: ExitStack) -> None:
@@ -104,7 +104,7 @@ class Follower(ABC):
         try:
             yield
             self._fill()
-            if self.exact and self.session.report.engaged:
+            if self.exact and self.acts:
                 tell_rounding(self.session.report, self.model)
         finally:
             self.begun = self.called = False
