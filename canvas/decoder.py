@@ -38,8 +38,6 @@ class BlockDecoder(Follower):
 
     Attributes
     ----------
-    exact
-        Whether the methods are, where blocks are the model's own.
     outlooks, verifier, prefix
         Of the methods, where there are such.
     """
@@ -47,7 +45,7 @@ class BlockDecoder(Follower):
     def __init__(self, session: Session, methods: Sequence[CanvasMethod]) -> None:
         super().__init__(session, methods)
         adapter: BlockPipelineAdapter = session.adapter
-        self.adapter, self.exact = adapter, session.report.exact
+        self.adapter = adapter
         dave = next((m for m in methods if isinstance(m, FreeDave)), None)
         self.outlooks = [m for m in methods if isinstance(m, Outlook)]
         self.verifier = Verifier(dave.drafts, self._pass, self._is_over) if dave else None

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 from mmaccel import private
+from mmaccel.decoding.setting import tell_rounding
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.patching import wrap_forward, wrap_method
 from mmaccel.session import Session
@@ -36,6 +37,8 @@ class Follower(ABC):
         Whether the scheduler was given its steps for a run that is to be followed, and the session's has not ended.
     called
         Whether a run of the session goes on, and not a call of the pipeline itself.
+    exact, acts
+        Whether the methods are, as far as the session knew when it began, and whether there are any.
     own
         The code of the call of a pipeline, where that gave the steps: the run ends with it.
     """
@@ -47,6 +50,7 @@ class Follower(ABC):
         self.session, self.model, self.scheduler = session, getattr(pipe, self.part), pipe.scheduler
         self.rule = next((m for m in methods if isinstance(m, CommitRule)), None)
         self.begun = self.called = False
+        self.exact, self.acts = session.report.exact, bool(methods)
         self.own: CodeType | None = None
 
     def attach(self, stack: ExitStack) -> None:
@@ -100,6 +104,8 @@ class Follower(ABC):
         try:
             yield
             self._fill()
+            if self.exact and self.acts:
+                tell_rounding(self.session.report, self.model)
         finally:
             self.begun = self.called = False
             self._forget()

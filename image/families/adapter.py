@@ -13,7 +13,7 @@ import torch
 from mmaccel import private
 from mmaccel.adapter import Adapter
 from mmaccel.cache.argument import CACHE_NAMES
-from mmaccel.decoding.setting import mask_of, tokens_made
+from mmaccel.decoding.setting import mask_of, tell_rounding, tokens_made
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.linears.skinny import skinny_linears
 from mmaccel.patching import wrap_generate
@@ -131,6 +131,8 @@ class ImageAdapter(Adapter):
                     f"{type(self.model).__name__} gives NaN in {self.model.dtype}, by which nothing can be drawn:"
                     " load it in bfloat16 or float32"
                 )
+            if method.exact:
+                tell_rounding(report, self.model)
             result = task.result(decoder.tokens)
             passes = decoder.stats.forwards
             report.peak_extra_bytes = decoder.cache.nbytes() + decoder.extra_bytes

@@ -50,7 +50,7 @@ def model_hash(model: Any) -> str:
     for name, module in model.named_modules():
         for key, value in kept_tensors(module):
             total.update(f"{name}.{key}".encode() + _weight(f"{name}.{key}", value, samples))
-        if keeps_its_own_way(module):
+        if keeps_its_own_way(module) and not _is_in_four_bits(getattr(module, "weight", None)):
             total.update(_own_state(module))
         if name in adapters:
             total.update(f"{name} {adapters[name]}".encode())
@@ -97,10 +97,29 @@ def _weight(name: str, value: torch.Tensor, samples: list[torch.Tensor]) -> byte
         return f"{type(value).__name__} {told} ".encode() + b"".join(
             f"{part} ".encode() + _weight(f"{name}.{part}", getattr(value, part), samples) for part in parts
         )
+    if _is_in_four_bits(value):
+        return _four_bits(value)
     values = _strided(value)
     some = values.reshape(-1)[:: max(1, values.numel() // SAMPLES)]
     samples.append(some.contiguous().view(-1).view(torch.uint8))
     return f"{tuple(value.shape)} {value.dtype} ".encode() + _all_of(value, values)
+
+
+def _is_in_four_bits(weight: Any) -> bool:
+    """Whether bitsandbytes keeps a weight in 4 bits: its scales are beside it, in no buffer."""
+    return getattr(weight, "quant_state", None) is not None
+
+
+def _four_bits(weight: Any) -> bytes:
+    """The hash of a weight in 4 bits, which is looked at once: the first pass on a CPU may lay it out otherwise.
+
+    The `state_dict` of its layer would lay it back, in place, and leave its scales as they lie for that pass.
+    """
+    if weight not in _hashes:
+        scales = {name: _plain(value) for name, value in weight.quant_state.as_dict().items()}
+        _hashes[weight] = None, content_hash([("weight", weight.detach()), ("scales", scales)])
+    found: bytes = _hashes[weight][1]
+    return found
 
 
 def _strided(value: torch.Tensor) -> torch.Tensor:

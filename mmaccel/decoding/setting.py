@@ -9,11 +9,14 @@ import torch
 
 from mmaccel import private
 from mmaccel.cache.argument import cached
+from mmaccel.report import Report
 
 TAKEN_BACK = "hybrid"  # a name of the usual cache, which checkpoints of Gemma say and `generate` takes back itself
 USUAL_CACHE = ("dynamic", TAKEN_BACK)
-# Layers of torch that quantize what they are given, by the largest number of all its tokens.
-BY_PASS = "torch.ao.nn.quantized.dynamic."
+# Of layers that quantize what they are given by the largest number of all its tokens; those of NVFP4 do it only where
+# there are several.
+BY_PASS = ("torch.ao.nn.quantized.dynamic.", "fouroversix.", "transformers.integrations.nvfp4")
+ROUNDED = "has quantized layers which round a token by all others of a pass"
 
 
 def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
@@ -89,15 +92,28 @@ def why_adapted(model: Any) -> str | None:
     adapters = getattr(model, "peft_config", None) or {}
     if any(getattr(config, "alora_invocation_tokens", None) for config in adapters.values()):
         return "an aLoRA adapter counts its tokens from the end of each pass"
-    if rounds_by_pass(model):
-        return f"{type(model).__name__} has quantized layers which round a token by all others of a pass"
-    return None
+    return f"{type(model).__name__} {ROUNDED}" if rounds_by_pass(model) else None
 
 
 def rounds_by_pass(model: Any) -> bool:
     """Whether a token has other numbers beside others than alone, as in torch's dynamic int8."""
-    layers = any(type(module).__module__.startswith(BY_PASS) for module in model.modules())
-    return layers or any(map(_scales_by_pass, model.parameters()))
+    return any(map(_quantizes_by_pass, model.modules())) or any(map(_scales_by_pass, model.parameters()))
+
+
+def tell_rounding(report: Report, model: Any) -> None:
+    """Say that a run whose passes are others than the plain model's is not exact, where layers round by the pass."""
+    if rounds_by_pass(model):
+        report.exact = False
+        report.warnings.append(f"not exact here: {type(model).__name__} {ROUNDED}")
+
+
+def _quantizes_by_pass(layer: Any) -> bool:
+    """Whether a layer quantizes by all tokens of a pass, or by the number of these."""
+    if type(layer).__name__ == "Linear8bitLt":  # LLM.int8 keeps columns whole in which any token has a large number
+        return bool(getattr(getattr(layer, "state", None), "threshold", 0) > 0)
+    told = getattr(getattr(layer, "quantization_scheme", None), "input_activations", None)  # of compressed-tensors
+    is_scaled = told is not None and told.dynamic is True and told.strategy == "tensor"
+    return is_scaled or type(layer).__module__.startswith(BY_PASS)
 
 
 def _scales_by_pass(weight: torch.Tensor) -> bool:
@@ -105,7 +121,8 @@ def _scales_by_pass(weight: torch.Tensor) -> bool:
     told = getattr(weight, "act_quant_kwargs", None)
     if told is None or getattr(weight, "act_quant_scale", None) is not None:  # of a calibration
         return False
-    return type(getattr(told, "granularity", None)).__name__ == "PerTensor"
+    is_per_tensor = type(getattr(told, "granularity", None)).__name__ == "PerTensor"
+    return is_per_tensor or bool(getattr(told, "use_dynamic_per_tensor_scale", False))  # of NVFP4
 
 
 def prompt_ids(kwargs: dict[str, Any]) -> torch.Tensor | None:

@@ -118,7 +118,7 @@ class EncoderStream:
     def __init__(self, encoder: Any) -> None:
         self.encoder = encoder
         config, embedder = encoder.config, encoder.embedder
-        like: torch.Tensor = embedder.linear.weight
+        like: torch.Tensor = embedder.conv1.weight  # a quantized linear layer keeps bytes
         # as the model, which may be given more windows than it has layers
         windows = [(int(left), int(right)) for left, right in config.sliding_windows[: len(encoder.layers)]]
         self.lookahead = sum(max(right - 1, 0) for _, right in windows)

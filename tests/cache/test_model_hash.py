@@ -115,6 +115,39 @@ def test_packed_weights_count(model: torch.nn.Module) -> None:
     assert first == again != different
 
 
+class Scales:
+    """What bitsandbytes keeps beside a weight in 4 bits."""
+
+    def __init__(self, scale: float) -> None:
+        self.absmax = torch.full((4,), scale)
+
+    def as_dict(self) -> dict[str, object]:
+        return {"absmax": self.absmax, "blocksize": 64, "shape": (8, 8)}
+
+
+class FourBits(torch.nn.Linear):
+    """As a layer of bitsandbytes, whose state lays the weight back that its first pass on a CPU laid out anew."""
+
+    def _save_to_state_dict(self, *_: object) -> None:
+        raise AssertionError("its state was asked for, which changes it")
+
+
+def in_four_bits(model: torch.nn.Module, scale: float) -> torch.nn.Parameter:
+    layer = model.model.layers[0].mlp.down_proj
+    layer.__class__ = FourBits
+    layer.weight = torch.nn.Parameter(torch.arange(32, dtype=torch.uint8)[:, None], requires_grad=False)
+    layer.weight.quant_state = Scales(scale)
+    return layer.weight
+
+
+def test_weights_in_four_bits_count_with_their_scales_and_are_looked_at_once(model: torch.nn.Module) -> None:
+    other = copy.deepcopy(model)
+    weight, _ = in_four_bits(model, 1.0), in_four_bits(other, 2.0)
+    first = model_hash(model)
+    weight.data, weight.quant_state = weight.data.view(4, 8).flip(0), Scales(1.5)  # as for a CPU
+    assert model_hash(model) == first != model_hash(other)
+
+
 def test_rows_that_change_places_tell_models_apart(model: torch.nn.Module) -> None:
     before = model_hash(model)
     with torch.no_grad():

@@ -232,3 +232,15 @@ def test_compare_runs_a_call_that_asks_for_a_tuple(build):
     pipe, arguments = build()
     given, as_tuple = (trial_for(find_adapter(pipe), arguments(**more)) for more in ({}, {"return_dict": False}))
     assert given.equal(given.run(pipe, 0), as_tuple.run(pipe, 0))
+
+
+def test_layers_that_round_a_token_by_all_others_of_a_pass_are_not_called_exact():
+    """As a batch of canvases rounds otherwise than one."""
+    pipe, arguments = uniform(scheduler=EntropyBoundScheduler())
+    torch.ao.quantization.quantize_dynamic(pipe.model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+    for method, exact in ((canvas.FreeDave(32), False), (canvas.FreeDave(1), True)):
+        with mmaccel.accelerate(pipe, method) as fast:
+            for _ in range(2):
+                run(fast, arguments)
+                told = any("not exact here: " in text for text in fast.report.warnings)
+                assert fast.report.exact is exact and told is not exact

@@ -382,3 +382,15 @@ def test_plain_settings_of_janus_draw_what_its_own_generate_cannot(guidance):
     with mmaccel.accelerate(model, SpeculativeJacobi(window=1)) as fast:
         tokens = fast.generate(**arguments(2, guidance))
     assert tokens.shape == (2, model.config.vision_config.num_image_tokens)
+
+
+def test_layers_that_round_a_token_by_all_others_of_a_pass_are_not_called_exact():
+    """As a window rounds otherwise than a single token."""
+    model, arguments = examples.janus()
+    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+    for window, exact in ((4, False), (1, True)):
+        with mmaccel.accelerate(model, SpeculativeJacobi(window=window)) as fast:
+            for _ in range(2):
+                fast.generate(**arguments(1))
+                told = any("not exact here: Janus" in text for text in fast.report.warnings)
+                assert fast.report.exact is exact and told is not exact

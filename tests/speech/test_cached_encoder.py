@@ -208,3 +208,12 @@ def test_the_private_mask_is_the_documented_one():
     frames = torch.arange(12)
     seen = sliding_window((3, 4), frames[5:6, None], frames)[0]
     assert seen.nonzero().squeeze(1).tolist() == [3, 4, 5, 6, 7, 8]
+
+
+def test_a_quantized_encoder_streams():
+    """Whose linear layers keep no weight of the type that they compute in."""
+    encoder, samples = build(), noise(4000)
+    plain = streamed(encoder, samples, 800)
+    torch.ao.quantization.quantize_dynamic(encoder, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+    found = streamed(encoder, samples, 800)
+    assert found.shape == plain.shape and torch.allclose(found, plain, atol=0.3 * float(plain.std()))

@@ -201,11 +201,59 @@ def scaled_together(model, kind=ScaledTogether):
         layer.weight = torch.nn.Parameter(kind(layer.weight.detach()), requires_grad=False)
 
 
+def scaled_in_four_bits(model):
+    told = {"act_quant_kwargs": SimpleNamespace(use_dynamic_per_tensor_scale=True)}  # torchao's NVFP4
+    scaled_together(model, type("Scaled", (ScaledTogether,), told))
+
+
 def dynamic_int8(model):
     torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True).eval()
 
 
-@pytest.mark.parametrize("quantize", (dynamic_int8, scaled_together), ids=lambda quantize: quantize.__name__)
+class Linear8bitLt(torch.nn.Linear):
+    """As LLM.int8 of bitsandbytes: columns in which any token has a large number are not rounded."""
+
+    state = SimpleNamespace(threshold=1.0)
+
+    def forward(self, x):
+        scale, limit = x.abs().amax(-1, keepdim=True) / 127, self.state.threshold
+        large = (x.abs() >= limit).flatten(0, -2).any(0) if limit else torch.tensor(False)
+        return super().forward(torch.where(large, x, (x / scale).round() * scale))
+
+
+class CompressedLinear(torch.nn.Linear):
+    """As compressed-tensors has it with activations that are scaled together as they come."""
+
+    quantization_scheme = SimpleNamespace(input_activations=SimpleNamespace(dynamic=True, strategy="tensor"))
+
+    def forward(self, x):
+        scale = x.abs().amax() / 127
+        return super().forward((x / scale).round() * scale)
+
+
+class NVFP4Linear(torch.nn.Linear):
+    """As transformers' NVFP4: it rounds what it is given only where that is several tokens."""
+
+    __module__ = "transformers.integrations.nvfp4"
+
+    def forward(self, x):
+        return super().forward((x * 8).round() / 8 if x.numel() > x.shape[-1] else x)
+
+
+def of_kind(kind):
+    def quantize(model):
+        for layer in (each for each in model.modules() if type(each) is torch.nn.Linear):
+            layer.__class__ = kind
+
+    quantize.__name__ = kind.__name__
+    return quantize
+
+
+TOGETHER = (dynamic_int8, scaled_together, scaled_in_four_bits)
+TOGETHER = (*TOGETHER, *map(of_kind, (Linear8bitLt, CompressedLinear, NVFP4Linear)))
+
+
+@pytest.mark.parametrize("quantize", TOGETHER, ids=lambda quantize: quantize.__name__)
 @pytest.mark.parametrize("method", (*METHODS, StoredContext(least=16)), ids=lambda method: method.name)
 def test_layers_that_round_a_token_by_all_others_of_a_pass_are_left_to_the_model(method, quantize, tmp_path):
     """There a token has other numbers among drafts than alone, and a text would part from the plain one."""
@@ -226,4 +274,11 @@ def test_layers_that_round_each_token_alone_are_drafted(calibrated):
     scale = None if not calibrated else torch.tensor(0.1)
     told = ScaledTogether.act_quant_kwargs if calibrated else SimpleNamespace(granularity=SimpleNamespace())
     scaled_together(model, type("Scaled", (QuantizedWeight,), {"act_quant_kwargs": told, "act_quant_scale": scale}))
+    check_drafted(model, call())
+
+
+def test_llm_int8_without_a_threshold_is_drafted():
+    """There each token is rounded by itself."""
+    model = examples.llama()[0]
+    of_kind(type("Linear8bitLt", (Linear8bitLt,), {"state": SimpleNamespace(threshold=0.0)}))(model)
     check_drafted(model, call())

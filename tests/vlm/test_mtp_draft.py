@@ -269,3 +269,21 @@ def test_calls_that_are_left_to_the_model_are_not_told_that_there_is_no_layer(tm
     assert not any("multi-token" in text for text in drafts.report.warnings)
     with pytest.raises(SettingError, match="reads hidden states"):
         MTPDraft().custom_generate().drafters()
+
+
+@pytest.mark.parametrize(("part", "name"), (("model.embed_tokens", "embedding"), ("lm_head", "lm_head")))
+@pytest.mark.parametrize("dtype", (torch.uint8, torch.float8_e4m3fn), ids=str)
+def test_quantized_matrices_are_refused(part, name, dtype, tmp_path):
+    """Their layer alone knows the scales."""
+    model = saved(tmp_path, "llama")
+    matrix = model.get_submodule(part)
+    matrix.weight = torch.nn.Parameter(matrix.weight.detach().to(dtype), requires_grad=False)
+    with pytest.raises(UnsupportedTargetError, match=f"LlamaForCausalLM has its {name} quantized"):
+        mmaccel.accelerate(model, MTPDraft())
+
+
+def test_a_matrix_that_is_no_tensor_is_refused(tmp_path):
+    model = saved(tmp_path, "llama")
+    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+    with pytest.raises(UnsupportedTargetError, match="LlamaForCausalLM has its lm_head quantized"):
+        mmaccel.accelerate(model, MTPDraft())

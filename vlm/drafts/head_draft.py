@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from mmaccel.decoding.drafters.assistant import AssistantCost
-from mmaccel.decoding.drafters.heads.draft_head import DraftHead
+from mmaccel.decoding.drafters.heads.draft_head import QUANTIZED, DraftHead
 from mmaccel.decoding.drafters.heads.guesses import HeadGuesses, HeadSource
 from mmaccel.decoding.drafters.heads.steps import HeadSteps
 from mmaccel.decoding.drafters.sources import Source
@@ -116,7 +118,10 @@ def require_readable(model: Any) -> None:
             " use vlm.FusedDraft()"
         )
     for matrix, kept in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "lm_head")):
-        if matrix.weight.device.type == "meta":
+        weight = getattr(matrix, "weight", None)
+        if not isinstance(weight, Tensor):  # as layers of GPTQ, or of torch's dynamic int8
+            raise UnsupportedTargetError(f"{type(model).__name__} {QUANTIZED.format(kept)}")
+        if weight.device.type == "meta":
             raise UnsupportedTargetError(
                 f"{type(model).__name__} has its {kept} off-loaded, which a head reads: keep embedding and lm_head"
                 " on a device in its device_map"

@@ -48,7 +48,7 @@ class MTPDraft(HeadDraft):
     SettingError
         If a setting is out of range.
     UnsupportedTargetError
-        If the model's embedding or output is off-loaded, or the layer is of a kind that is not known, as those of
+        If the model's embedding or output is off-loaded or quantized, or the layer is of an unknown kind, as those of
         DeepSeek-V3.2 and GLM-5, which choose what they attend to, and of Ernie 4.5 and MiMo.
     WeightsError
         If `checkpoint` has no such layer, if files cannot be had, or if the layer is quantized or of another model.

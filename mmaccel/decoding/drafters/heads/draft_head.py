@@ -11,6 +11,11 @@ from transformers import DynamicCache, PretrainedConfig
 
 from mmaccel import private
 
+QUANTIZED = (  # what is refused, with "embedding" or "lm_head"
+    "has its {} quantized, whose numbers a head reads: leave embedding and lm_head out, as bitsandbytes does unless"
+    " llm_int8_skip_modules= names others"
+)
+
 
 class DraftHead(nn.Module):
     """Predict the token after a given one, from it and the hidden state of the token before.
@@ -143,6 +148,12 @@ def _is_same(matrix: Tensor, weight: Any) -> bool:
 def _mark(weight: Any) -> tuple[Any, ...]:
     """What changes with a weight; to resize tied ones, transformers puts other values in the same parameter."""
     return id(weight), weight.shape, weight.data_ptr() if private.is_plain(weight) else 0
+
+
+def has_values(weight: Any, size: int) -> bool:
+    """Whether a matrix `[V, size]` holds its numbers: no bytes which only its layer reads, with scales beside them."""
+    is_tensor = isinstance(weight, Tensor) and weight.shape[1:] == (size,)
+    return is_tensor and weight.is_floating_point() and weight.dtype.itemsize > 1
 
 
 def dense(weight: Any) -> Tensor:

@@ -12,7 +12,7 @@ from transformers import DynamicCache, PretrainedConfig
 
 from mmaccel.errors import UnsupportedTargetError, WeightsError
 
-from .draft_head import dense
+from .draft_head import QUANTIZED, dense, has_values
 from .mtp_head import MTPHead
 from .published import files_of, tensors_of, why_quantized
 
@@ -63,8 +63,13 @@ def load_mtp(path: str, names: dict[str, str], model: Any) -> MTPHead:
     WeightsError
         If the layer is not one of the model's kind, or is quantized.
     UnsupportedTargetError
-        If the model's layers are called otherwise than a head can, or are off-loaded.
+        If the model's layers are called otherwise than a head can, or are off-loaded, or its embedding or lm_head is
+        quantized.
     """
+    size, name = model.config.get_text_config(decoder=True).hidden_size, type(model).__name__
+    for matrix, kept in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "lm_head")):
+        if not has_values(matrix.weight, size):
+            raise UnsupportedTargetError(f"{name} {QUANTIZED.format(kept)}")
     weights = {_own(name): value for name, value in tensors_of(path, names, GIVEN).items()}
     if why := why_quantized(weights):
         raise WeightsError(

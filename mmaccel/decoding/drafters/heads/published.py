@@ -14,7 +14,7 @@ from transformers.utils.hub import cached_file
 
 from mmaccel.errors import UnsupportedTargetError, WeightsError
 
-from .draft_head import DraftHead, dense
+from .draft_head import DraftHead, dense, has_values
 
 Head = TypeVar("Head", bound=DraftHead)
 TO_SAFE = (
@@ -149,11 +149,12 @@ def _check(path: str, head: DraftHead, model: Any) -> None:
             f"{path} has embeddings of {len(head.embedding)} tokens, {name} has {len(theirs)}: give the head that was"
             " trained for it"
         )
-    fits = theirs.shape[1] == head.config.hidden_size and theirs.is_floating_point()
-    if not fits and (head.embedding is None or head.output is None):
+    size, embedding = head.config.hidden_size, model.get_input_embeddings().weight
+    pairs = (head.embedding, embedding), (head.output, theirs)
+    if any(own is None and not has_values(matrix, size) for own, matrix in pairs):
         raise WeightsError(f"{path}/model.safetensors has no embedding or output, and the model's cannot serve it")
     if head.embedding is not None:
-        given = dense(model.get_input_embeddings().weight)
+        given = dense(embedding)
         both = min(len(given), len(head.embedding))
         if torch.equal(head.embedding[:both].to(given.device, given.dtype), given[:both]):
             head.embedding = None  # speculators' files have a copy of it
