@@ -16,7 +16,7 @@ help: ## this list
 run: $(USABLE) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
 	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
 
-# One thread for each process, as several run at once, and nothing from the network; many start a Python, which is to read
+# One thread for each process, as several run at once, and nothing from the network; many start a Python, which reads
 # what was compiled. Files run in their order: sorted by their numbers of tests, those of one test that compile kernels
 # for long would come last, all for the same process.
 test: export OMP_NUM_THREADS := 1
