@@ -16,10 +16,12 @@ help: ## this list
 run: $(USABLE) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
 	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
 
-# One thread for each process, as several run at once, and nothing from the network. Files run in their order: sorted by
-# their numbers of tests, those of one test that compile kernels for long would come last, all for the same process.
+# One thread for each process, as several run at once, and nothing from the network; many start a Python, which reads
+# what was compiled. Files run in their order: sorted by their numbers of tests, those of one test that compile kernels
+# for long would come last, all for the same process.
 test: export OMP_NUM_THREADS := 1
 test: export HF_HUB_OFFLINE := 1
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(INSTALLED) ## lint and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,10 +40,12 @@ docs: $(INSTALLED) ## build the documentation site into site/index.html
 clean: ## remove the environment and everything built
 	rm -rf .venv build dist site *.egg-info
 
-# Users need the extras, which commands of the README ask for; developers more.
+# Users need the extras, which commands of the README ask for; developers more. pip would compile all that on one core,
+# and tests of packages too, which nobody imports.
 $(USABLE): PROJECT := .[all]
 $(INSTALLED): PROJECT := .[dev]
 $(USABLE) $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e "$(PROJECT)"
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e "$(PROJECT)"
+	-$(BIN)/python -m compileall -qq -j 0 -x /tests/ .venv
 	@touch $@

@@ -1,5 +1,6 @@
 """What tests share: one thread, since models are tiny, and no choice of kernels from another run, or left for one."""
 
+import gc
 import importlib.util
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from work_clock import work_clock  # noqa: F401  (a fixture)
 
 from mmaccel import registry
 from mmaccel.files import kept_choices
+
+
+def pytest_collection_finish():
+    """What was imported stays, so that no search for garbage among what tests make goes through all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

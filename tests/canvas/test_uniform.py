@@ -26,9 +26,14 @@ def run(target, arguments, batch=1, seed=3, **more):
     return target(**arguments(batch, **more), generator=torch.Generator().manual_seed(seed)).sequences
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("call", ({}, {"temperature": 1.0}, {"confidence_threshold": 10.0, "stability_threshold": 2}))
-@pytest.mark.parametrize("batch", (1, 2))
+CALLS = {}, {"temperature": 1.0}, {"confidence_threshold": 10.0, "stability_threshold": 2}
+
+
+# each batch with each scheduler and with each call
+@pytest.mark.parametrize(
+    ("scheduler", "call", "batch"),
+    [(scheduler, call, 1 + (i + j) % 2) for i, scheduler in enumerate(SCHEDULERS) for j, call in enumerate(CALLS)],
+)
 def test_free_dave_gives_equal_tokens_with_noise_and_sampling(scheduler, call, batch):
     pipe, arguments = uniform(scheduler=scheduler())
     call = {"gen_length": 2 * CANVAS, **call}

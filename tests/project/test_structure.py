@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -50,8 +51,7 @@ def test_the_random_state_is_put_back_by_one_function():
 
 def test_imports_make_no_circle():
     """Those inside of functions count as well; only what is imported for its type alone does not."""
-    found = modules()
-    graph = {name: set(imported(name, path, found)) for name, path in found.items()}
+    graph = imports()
     assert "mmaccel.plan" in graph["mmaccel.session"]
     assert "mmaccel.comparison.page" in graph["mmaccel.comparison.comparison"]  # inside of a function
     TopologicalSorter(graph).prepare()
@@ -59,13 +59,19 @@ def test_imports_make_no_circle():
 
 def test_only_the_command_that_starts_the_demo_imports_demos():
     """Inside of functions as well."""
-    found = modules()
-    users = {name for name, path in found.items() if any(_is_demo(each) for each in imported(name, path, found))}
+    users = {name for name, found in imports().items() if any(map(_is_demo, found))}
     assert {name for name in users if not _is_demo(name)} == {"mmaccel.cli.demo"}
 
 
 def _is_demo(name: str) -> bool:
     return name.startswith("mmaccel.demos")
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Of each module the others that it imports."""
+    found = modules()
+    return {name: set(imported(name, path, found)) for name, path in found.items()}
 
 
 def imported(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:

@@ -304,7 +304,7 @@ def test_a_promise_is_counted_as_what_it_came_to_when_it_ends(slow, monkeypatch)
 
 
 def test_what_takes_too_long_is_given_up(slow):
-    with listening(slow, ServerLimits(deadline=3)) as (_, address):
+    with listening(slow, ServerLimits(deadline=1)) as (_, address):
         events = post(address, {"text": "forever", "stream": True}).text.split("\n\n")
         assert len(events) == 3 and "took too long" in events[0] and events[1] == "data: [DONE]"
         answer = post(address, {"text": "forever"})

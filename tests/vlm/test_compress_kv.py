@@ -259,7 +259,7 @@ def test_bad_settings(settings, message):
 
 
 def test_the_cache_of_a_compiled_model_is_compressed_too():
-    (model, arguments), method = examples.llama(), CompressKV(**CompressKV.engaging)
+    (model, arguments), method = examples.llama(num_hidden_layers=1), CompressKV(**CompressKV.engaging)
     with mmaccel.accelerate(model, method) as fast:
         expected, keys = fast.generate(**arguments()), fast.report.keys
     model.compile(backend="eager")

@@ -90,9 +90,14 @@ def _told(learn, told):
     return watched
 
 
-@pytest.mark.parametrize("layers", (1, 2))
-@pytest.mark.parametrize("nested", (False, True), ids=("EAGLE", "speculators"))
-@pytest.mark.parametrize("switch", ("", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"))
+SWITCHES = ("", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+# each switch with each number of layers and in each form of a file, as EAGLE and as speculators
+@pytest.mark.parametrize(
+    ("layers", "nested", "switch"),
+    [(layers, (layers + i) % 2 == 0, switch) for i, switch in enumerate(SWITCHES) for layers in (1, 2)],
+)
 def test_guesses_along_a_tree_are_those_of_each_path_read_alone(llama, tmp_path, layers, nested, switch):
     switches = {switch: True} if switch else {}
     found = load_head(eagle_heads.write(tmp_path, llama, layers=layers, nested=nested, **switches), llama).double()
