@@ -8,7 +8,7 @@ from .heterogeneous.heterogeneous_steps import HeterogeneousSteps
 
 MEASURED = {"model": "tiny-wan, 40 steps"}
 UNET = {"model": "tiny-unet, DDIM, 50 steps"}
-FEW = "by UniPC and DPM++ with 20 or 25 steps fewer steps kept more of a picture at a quarter, by UniPC at half too"
+FEW = "by UniPC and DPM++ with 20 or 25 steps as few steps kept about as much of a picture at a quarter"
 SAMPLER = "with Euler's steps; by UniPC, Wan's own sampler, the worst prompts move further"
 
 PRESETS: dict[str, dict[str, Preset]] = {

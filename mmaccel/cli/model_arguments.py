@@ -147,9 +147,12 @@ def parse_method(text: str) -> Any:
     from ..registry import get_method
 
     name, _, settings = text.partition(":")
-    if "(" in name:  # as reports and plans print it
-        name, _, printed = text.removesuffix(")").partition("(")
+    if ") + " in text:  # as tables print several
+        raise SettingError(f"--method {text}: name --method once for each of them")
+    if "(" in name:  # as reports and plans print one
+        name, _, printed = text.strip().removesuffix(")").partition("(")
         typed = printed.replace(", ", ",").replace("'", "")
+        get_method(name)  # which says what is meant where there is none
         raise SettingError(f"--method {text}: write {f'{name}:{typed}' if typed else name}")
     if name in NAMES:
         behind = "`mmaccel presets` lists the methods behind it"
