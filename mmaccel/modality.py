@@ -121,8 +121,7 @@ class Modality(ABC):
 
     def examples(self) -> list[Example]:
         """Tiny models for the contract tests, one or more of each family; by default those of module `examples`."""
-        found: list[Example] = import_module(f"{self.package}.examples").examples()
-        return found
+        return import_module(f"{self.package}.examples").examples()
 
     def presets(self) -> Mapping[str, Mapping[str, Preset]]:
         """Presets by family and name; by default `PRESETS` of module `presets`."""
@@ -137,8 +136,7 @@ class Modality(ABC):
         name = f"{self.package}.presets"
         if not hasattr(import_module(self.package), "__path__") or find_spec(name) is None:
             return {}
-        found: Mapping[str, Mapping[str, Any]] = getattr(import_module(name), table, {})
-        return found
+        return getattr(import_module(name), table, {})
 
     def benchmarks(self) -> Mapping[str, str]:
         """Modules of its benchmarks by name; each has a `BENCHMARK`, see :mod:`mmaccel.bench.benchmark`."""

@@ -81,8 +81,7 @@ def vocabulary_of(model: Any) -> int:
 
 def said_by(guide: Any, ids: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
     """Logits of a guide for tokens `[B, N]`, of which drafts may be in what only pads its vocabulary."""
-    logits: torch.Tensor = guide(input_ids=ids.clamp(max=vocabulary_of(guide) - 1), **kwargs).logits
-    return logits
+    return guide(input_ids=ids.clamp(max=vocabulary_of(guide) - 1), **kwargs).logits
 
 
 def of_next(logits: torch.Tensor, length: int) -> torch.Tensor:

@@ -48,13 +48,12 @@ class Trained(torch.nn.Module):
     def forward(self, tokens: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         """Logits `[B, V, H, W]` of masked codes `[B, H, W]` under captions `[B, TEXT_LENGTH]`."""
         text = self.text_encoder(words, output_hidden_states=True)
-        logits: torch.Tensor = self.transformer(
+        return self.transformer(
             tokens,
             encoder_hidden_states=text.hidden_states[-2],
             pooled_text_emb=text.text_embeds,
             micro_conds=shape.micro_conditions(len(tokens)),
         )
-        return logits
 
 
 def masked_loss(module: Trained, tokenizer, codes: torch.Tensor, captions: list[str], seed: int) -> torch.Tensor:
@@ -72,10 +71,9 @@ def masked_loss(module: Trained, tokenizer, codes: torch.Tensor, captions: list[
 
 def words_of(tokenizer, captions: list[str]) -> torch.Tensor:
     """Token ids `[B, TEXT_LENGTH]`, as the pipeline pads them."""
-    ids: torch.Tensor = tokenizer(
+    return tokenizer(
         captions, return_tensors="pt", padding="max_length", truncation=True, max_length=shape.TEXT_LENGTH
     ).input_ids
-    return ids
 
 
 def train(pictures: Pool, tokenizer, codes: torch.Tensor, args: argparse.Namespace) -> Stage:
