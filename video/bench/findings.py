@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
+from mmaccel.bench.benchmark import Row
 from mmaccel.bench.selection import CLOSE_ENOUGH
 from mmaccel.bench.winners import Figure, ahead, who_wins
 
 from .cases import CONVERGING
 from .sampling import Sampling
 
-Row = dict[str, Any]
 SAME_STEPS = "our steps"  # in the name of a rival
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any
 
-from mmaccel.bench.benchmark import by
+from mmaccel.bench.benchmark import Row, by
 from mmaccel.bench.pages import markdown
 from mmaccel.bench.selection import CLOSE_ENOUGH
 from mmaccel.bench.winners import Figure, ahead, who_wins
@@ -15,7 +14,6 @@ from mmaccel.comparison.results import called
 
 from .unet_cases import BUDGETS
 
-Row = dict[str, Any]
 FIGURES = tuple(
     Figure(name, itemgetter(column), unit=" dB")
     for name, column in (
