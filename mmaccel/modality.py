@@ -99,9 +99,12 @@ class Modality(ABC):
         """Whether a model's name or folder shows that it is of this modality."""
         return model in self.models()
 
-    @abstractmethod
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Any:
-        """A model from a zoo name, a hub id or a folder, with what is needed to call it."""
+        """A model from a zoo name, a hub id or a folder, with what is needed to call it.
+
+        By default what `load(model, device, dtype)` of module `generation` gives.
+        """
+        return import_module(f"{self.package}.generation").load(model, device, dtype)
 
     def target(self, opened: Any) -> Any:
         """The part of what :meth:`open` returned that is accelerated; by default the first of several."""
