@@ -12,7 +12,6 @@ al., 2022) has it, and transformer and text encoder learn together what stands t
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
 from pathlib import Path
@@ -25,6 +24,7 @@ from diffusers.models.attention_processor import AttnProcessor
 from mmaccel import zoo
 from mmaccel.zoo.worlds import emoji_world as world
 
+from ..checkpoint import write_pipeline
 from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape
@@ -101,14 +101,10 @@ def held_out_loss(module: Trained, tokenizer, pictures: Pool, rounds: int = 20, 
 
 
 def save(module: Trained, tokenizer, folder: Path, facts: dict[str, object]) -> None:
-    """Write what `mmaccel.zoo` ships beside the VQ model: float16 weights, configurations, tokenizer and facts."""
-    for name in ("text_encoder", "transformer"):
-        copy.deepcopy(getattr(module, name)).half().save_pretrained(folder / name)
+    """Write what `mmaccel.zoo` ships beside the VQ model."""
     scheduler, vq = shape.build_scheduler(), VQModel.from_pretrained(folder / "vqvae")
-    tokenizer.save_pretrained(folder / "tokenizer")
-    scheduler.save_pretrained(folder / "scheduler")
-    AmusedPipeline(vq, tokenizer, module.text_encoder, module.transformer, scheduler).save_config(folder)
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    pipeline = AmusedPipeline(vq, tokenizer, module.text_encoder, module.transformer, scheduler)
+    write_pipeline(pipeline, ("text_encoder", "transformer"), folder, facts)
 
 
 def facts(args: argparse.Namespace, step: int, **measured: float) -> dict[str, object]:
