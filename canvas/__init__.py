@@ -20,51 +20,27 @@ from typing import TYPE_CHECKING
 from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
-    from mmaccel.zoo.block_causal import BlockCausalModel
-    from mmaccel.zoo.block_pipeline import BlockDiffusionPipeline
+    from mmaccel.zoo.block_causal import BlockCausalModel as BlockCausalModel
+    from mmaccel.zoo.block_pipeline import BlockDiffusionPipeline as BlockDiffusionPipeline
 
-    from .caches.interval_cache import IntervalCache
-    from .caches.prefix_cache import PrefixCache
-    from .caches.window_diffusion import WindowDiffusion
-    from .commits import Commits
-    from .late_guidance import LateGuidance
-    from .outlooks.adaptive_blocks import AdaptiveBlocks
-    from .outlooks.early_end import EarlyEnd
-    from .rules.coherent_context import CoherentContext
-    from .rules.credit_decoding import CreditDecoding
-    from .rules.doubling import Doubling
-    from .rules.entropy_bound import EntropyBound
-    from .rules.factor_commit import FactorCommit
-    from .rules.halton_order import HaltonOrder
-    from .rules.local_leap import LocalLeap
-    from .rules.prophet import Prophet
-    from .rules.sched import SchED
-    from .verifiers.free_dave import FreeDave
-    from .verifiers.guided_commit import GuidedCommit
-    from .verifiers.s2d2 import S2D2
+    from .caches.interval_cache import IntervalCache as IntervalCache
+    from .caches.prefix_cache import PrefixCache as PrefixCache
+    from .caches.window_diffusion import WindowDiffusion as WindowDiffusion
+    from .commits import Commits as Commits
+    from .late_guidance import LateGuidance as LateGuidance
+    from .outlooks.adaptive_blocks import AdaptiveBlocks as AdaptiveBlocks
+    from .outlooks.early_end import EarlyEnd as EarlyEnd
+    from .rules.coherent_context import CoherentContext as CoherentContext
+    from .rules.credit_decoding import CreditDecoding as CreditDecoding
+    from .rules.doubling import Doubling as Doubling
+    from .rules.entropy_bound import EntropyBound as EntropyBound
+    from .rules.factor_commit import FactorCommit as FactorCommit
+    from .rules.halton_order import HaltonOrder as HaltonOrder
+    from .rules.local_leap import LocalLeap as LocalLeap
+    from .rules.prophet import Prophet as Prophet
+    from .rules.sched import SchED as SchED
+    from .verifiers.free_dave import FreeDave as FreeDave
+    from .verifiers.guided_commit import GuidedCommit as GuidedCommit
+    from .verifiers.s2d2 import S2D2 as S2D2
 else:
-    __getattr__, __dir__ = on_demand(__name__, __file__)
-
-__all__ = [
-    "S2D2",
-    "AdaptiveBlocks",
-    "BlockCausalModel",
-    "BlockDiffusionPipeline",
-    "CoherentContext",
-    "Commits",
-    "CreditDecoding",
-    "Doubling",
-    "EarlyEnd",
-    "EntropyBound",
-    "FactorCommit",
-    "FreeDave",
-    "GuidedCommit",
-    "HaltonOrder",
-    "IntervalCache",
-    "LateGuidance",
-    "LocalLeap",
-    "PrefixCache",
-    "Prophet",
-    "SchED",
-    "WindowDiffusion",
-]
+    __getattr__, __dir__, __all__ = on_demand(__name__, __file__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmaccel.modality import Modality
 
@@ -41,11 +41,6 @@ class Canvas(Modality):
 
     def tab_models(self) -> tuple[str, ...]:
         return (self.model,)  # the other one draws, and cannot be asked about a picture
-
-    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> tuple[Any, Any]:
-        from .generation import load
-
-        return load(model, device, dtype)
 
     def command(self) -> CanvasCommand:
         from .command import CanvasCommand

@@ -122,8 +122,7 @@ class PictureDecoder(Follower):
 def _some(original: Step, rows: torch.Tensor, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
     """Logits of some rows of a batch; nothing for the others."""
     if rows.all():
-        whole: torch.Tensor = original(input_ids, **kwargs)
-        return whole
+        return original(input_ids, **kwargs)
     batched = {k: v for k, v in kwargs.items() if isinstance(v, torch.Tensor) and len(v) == len(rows)}
     part = original(input_ids[rows], **{**kwargs, **{name: value[rows] for name, value in batched.items()}})
     return part.new_zeros(len(rows), *part.shape[1:]).index_put((rows,), part)

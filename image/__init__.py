@@ -22,10 +22,8 @@ from mmaccel.lazy import on_demand
 if TYPE_CHECKING:
     from mmaccel.video import *  # noqa: F403  the diffusion methods, for those who make pictures with them
 
-    from .grouped_speculative import GroupedSpeculative
-    from .speculative_jacobi import SpeculativeJacobi
-    from .zipar import ZipAR
+    from .grouped_speculative import GroupedSpeculative as GroupedSpeculative
+    from .speculative_jacobi import SpeculativeJacobi as SpeculativeJacobi
+    from .zipar import ZipAR as ZipAR
 else:
-    __getattr__, __dir__ = on_demand(__name__, __file__)
-
-__all__ = ["GroupedSpeculative", "SpeculativeJacobi", "ZipAR"]
+    __getattr__, __dir__, __all__ = on_demand(__name__, __file__)

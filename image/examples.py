@@ -35,8 +35,7 @@ def examples() -> list[Example]:
 
 def _inner(path: str) -> Any:
     def find(model: Any) -> torch.nn.Module:
-        found: torch.nn.Module = model.get_submodule(path)
-        return found
+        return model.get_submodule(path)
 
     return find
 

@@ -37,11 +37,6 @@ class Image(Modality):
     tab_title = "Image"
     serving = "mmaccel.image.serving"
 
-    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Painter:
-        from .generation import load
-
-        return load(model, device, dtype)
-
     def target(self, opened: Painter) -> Any:
         return opened.target
 

@@ -69,8 +69,7 @@ class PipelinePainter(Painter):
                 vq.float()
                 stack.callback(vq.half)
             pixels = vq.decode(tokens, force_not_quantize=True, shape=shape).sample.clip(0, 1)
-        found: list[Image.Image] = self.target.image_processor.postprocess(pixels, "pil")
-        return found
+        return self.target.image_processor.postprocess(pixels, "pil")
 
 
 def index_of(model: str) -> dict[str, Any] | None:

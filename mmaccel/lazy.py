@@ -1,13 +1,12 @@
 """Packages whose public names are imported at first use.
 
-A package lists its names in ordinary imports that type checkers, editors and the documentation follow; at run time
-nothing is imported until somebody uses a name, so that the command line can ask a modality what it is without loading
-torch::
+A package lists its names once, in imports that type checkers, editors and the documentation follow; at run time nothing
+is imported until somebody uses a name, so that the command line can ask a modality what it is without loading torch::
 
     if TYPE_CHECKING:
-        from .zipar import ZipAR
+        from .zipar import ZipAR as ZipAR  # which says that it is public
     else:
-        __getattr__, __dir__ = on_demand(__name__, __file__)
+        __getattr__, __dir__, __all__ = on_demand(__name__, __file__)
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 
-def on_demand(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package, made from the imports below its ``if TYPE_CHECKING:``.
+def on_demand(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, made from the imports below its ``if TYPE_CHECKING:``.
 
-    A star stands for all public names of another package; the package's own come first.
+    A star stands for all public names of another package; the package's own come first, and are alone in `__all__`.
     """
     modules = _imports(Path(file))
     stars = [module for name, module in modules.items() if name.startswith("*")]
+    own = sorted(name for name in modules if not name.startswith("*"))
 
     def find(name: str) -> Any:
         module = modules.get(name)
@@ -38,9 +38,9 @@ def on_demand(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[
 
     def names() -> list[str]:
         shared = [name for star in stars for name in import_module(star, package).__all__]
-        return sorted({*vars(sys.modules[package]), *(set(modules) - {f"*{star}" for star in stars}), *shared})
+        return sorted({*vars(sys.modules[package]), *own, *shared})
 
-    return find, names
+    return find, names, own
 
 
 def _imports(file: Path) -> dict[str, str]:

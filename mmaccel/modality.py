@@ -99,9 +99,12 @@ class Modality(ABC):
         """Whether a model's name or folder shows that it is of this modality."""
         return model in self.models()
 
-    @abstractmethod
     def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Any:
-        """A model from a zoo name, a hub id or a folder, with what is needed to call it."""
+        """A model from a zoo name, a hub id or a folder, with what is needed to call it.
+
+        By default what `load(model, device, dtype)` of module `generation` gives.
+        """
+        return import_module(f"{self.package}.generation").load(model, device, dtype)
 
     def target(self, opened: Any) -> Any:
         """The part of what :meth:`open` returned that is accelerated; by default the first of several."""
@@ -121,8 +124,7 @@ class Modality(ABC):
 
     def examples(self) -> list[Example]:
         """Tiny models for the contract tests, one or more of each family; by default those of module `examples`."""
-        found: list[Example] = import_module(f"{self.package}.examples").examples()
-        return found
+        return import_module(f"{self.package}.examples").examples()
 
     def presets(self) -> Mapping[str, Mapping[str, Preset]]:
         """Presets by family and name; by default `PRESETS` of module `presets`."""
@@ -137,8 +139,7 @@ class Modality(ABC):
         name = f"{self.package}.presets"
         if not hasattr(import_module(self.package), "__path__") or find_spec(name) is None:
             return {}
-        found: Mapping[str, Mapping[str, Any]] = getattr(import_module(name), table, {})
-        return found
+        return getattr(import_module(name), table, {})
 
     def benchmarks(self) -> Mapping[str, str]:
         """Modules of its benchmarks by name; each has a `BENCHMARK`, see :mod:`mmaccel.bench.benchmark`."""

@@ -118,5 +118,4 @@ def describe(row: Mapping[str, Any]) -> str:
 
 @cache
 def _rows() -> dict[str, dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = json.loads(resources.files(__package__).joinpath(FILE).read_text("utf-8"))
-    return rows
+    return json.loads(resources.files(__package__).joinpath(FILE).read_text("utf-8"))

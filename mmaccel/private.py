@@ -47,8 +47,7 @@ def own_loop(
 
 def for_steps(model: Any) -> AbstractContextManager[None]:
     """What the model's own loop enters for its steps of one token: on a GPU, experts are multiplied otherwise there."""
-    entered: AbstractContextManager[None] = model._optimize_model_for_decode()
-    return entered
+    return model._optimize_model_for_decode()
 
 
 def is_synced(model: Any, asked: bool | None) -> bool:
@@ -95,8 +94,7 @@ def padding_mask(model: Any, input_ids: torch.Tensor, pad: Any, end: Any) -> tor
 
     config = GenerationConfig(pad_token_id=pad, eos_token_id=end)
     model._prepare_special_tokens(config, device=input_ids.device)
-    mask: torch.Tensor = model._prepare_attention_mask_for_generation(input_ids, config, {})
-    return mask
+    return model._prepare_attention_mask_for_generation(input_ids, config, {})
 
 
 def kwargs_after(model: Any, kwargs: dict[str, Any], count: int) -> dict[str, Any]:
@@ -148,14 +146,12 @@ def can_pack(tensor: torch.Tensor) -> bool:
 
 def pack_weight(matrix: torch.Tensor) -> torch.Tensor:
     """A weight `[O, I]` in oneDNN's layout, for an unknown number of input rows."""
-    packed: torch.Tensor = _REORDER(matrix, None)
-    return packed
+    return _REORDER(matrix, None)
 
 
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`x [..., I]` times the transpose of a weight `[O, I]`, plain or from :func:`pack_weight`, plus `bias`."""
-    result: torch.Tensor = _LINEAR(x, weight, bias, "none", [], "")
-    return result
+    return _LINEAR(x, weight, bias, "none", [], "")
 
 
 TABLE = "ALL_ATTENTION_FUNCTIONS"  # of attention functions by their names, in each file of transformers that asks it
@@ -166,8 +162,7 @@ def attention_function(name: str | None, module: Any = None) -> Callable[..., An
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name or "sdpa", eager)
-    return function
+    return ALL_ATTENTION_FUNCTIONS.get_interface(name or "sdpa", eager)
 
 
 def register_attention(name: str, function: Callable[..., Any]) -> None:

@@ -22,78 +22,47 @@ from typing import TYPE_CHECKING
 from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
-    from .audio.audio import read_audio, to_samples
-    from .audio.endpoint import EndpointPolicy, EnergyEndpoint, SileroEndpoint
-    from .codec.first_byte_meter import FirstByteMeter
-    from .codec.growing_blocks import growing_blocks
-    from .codec.streaming_codec_decoder import StreamingCodecDecoder
-    from .codec.streaming_speech import StreamingSpeech
-    from .decoding.merge_audio_tokens import MergeAudioTokens
-    from .decoding.suffix_draft import SuffixDraft
-    from .families.adapter import Word
-    from .families.weights import load
-    from .policies.align_att import AlignAtt
-    from .policies.append_only import AppendOnly
-    from .policies.local_agreement import LocalAgreement
-    from .stream.emission_latency import (
-        Emission,
-        EmissionLatency,
-        Utterance,
-        emission_latency,
-        emissions_of,
-    )
-    from .stream.events import Eager, Endpoint, Event, Final, Partial, Resumed
-    from .stream.recognizer import StreamingRecognizer
-    from .stream.stats import StreamStats
-    from .stream.stream import SpeechStream
-    from .stream.stream_group import StreamGroup
-    from .stream.subtitles import SubtitleLayout, cues, to_json, to_srt, to_vtt, write_subtitles
-    from .stream.transcribe import Transcript, transcribe, transcribe_samples
-    from .stream.wrappers import BackgroundStream, stream_events
+    from .audio.audio import read_audio as read_audio
+    from .audio.audio import to_samples as to_samples
+    from .audio.endpoint import EndpointPolicy as EndpointPolicy
+    from .audio.endpoint import EnergyEndpoint as EnergyEndpoint
+    from .audio.endpoint import SileroEndpoint as SileroEndpoint
+    from .codec.first_byte_meter import FirstByteMeter as FirstByteMeter
+    from .codec.growing_blocks import growing_blocks as growing_blocks
+    from .codec.streaming_codec_decoder import StreamingCodecDecoder as StreamingCodecDecoder
+    from .codec.streaming_speech import StreamingSpeech as StreamingSpeech
+    from .decoding.merge_audio_tokens import MergeAudioTokens as MergeAudioTokens
+    from .decoding.suffix_draft import SuffixDraft as SuffixDraft
+    from .families.adapter import Word as Word
+    from .families.weights import load as load
+    from .policies.align_att import AlignAtt as AlignAtt
+    from .policies.append_only import AppendOnly as AppendOnly
+    from .policies.local_agreement import LocalAgreement as LocalAgreement
+    from .stream.emission_latency import Emission as Emission
+    from .stream.emission_latency import EmissionLatency as EmissionLatency
+    from .stream.emission_latency import Utterance as Utterance
+    from .stream.emission_latency import emission_latency as emission_latency
+    from .stream.emission_latency import emissions_of as emissions_of
+    from .stream.events import Eager as Eager
+    from .stream.events import Endpoint as Endpoint
+    from .stream.events import Event as Event
+    from .stream.events import Final as Final
+    from .stream.events import Partial as Partial
+    from .stream.events import Resumed as Resumed
+    from .stream.recognizer import StreamingRecognizer as StreamingRecognizer
+    from .stream.stats import StreamStats as StreamStats
+    from .stream.stream import SpeechStream as SpeechStream
+    from .stream.stream_group import StreamGroup as StreamGroup
+    from .stream.subtitles import SubtitleLayout as SubtitleLayout
+    from .stream.subtitles import cues as cues
+    from .stream.subtitles import to_json as to_json
+    from .stream.subtitles import to_srt as to_srt
+    from .stream.subtitles import to_vtt as to_vtt
+    from .stream.subtitles import write_subtitles as write_subtitles
+    from .stream.transcribe import Transcript as Transcript
+    from .stream.transcribe import transcribe as transcribe
+    from .stream.transcribe import transcribe_samples as transcribe_samples
+    from .stream.wrappers import BackgroundStream as BackgroundStream
+    from .stream.wrappers import stream_events as stream_events
 else:
-    __getattr__, __dir__ = on_demand(__name__, __file__)
-
-__all__ = [
-    "AlignAtt",
-    "AppendOnly",
-    "BackgroundStream",
-    "Eager",
-    "Emission",
-    "EmissionLatency",
-    "Endpoint",
-    "EndpointPolicy",
-    "EnergyEndpoint",
-    "Event",
-    "Final",
-    "FirstByteMeter",
-    "LocalAgreement",
-    "MergeAudioTokens",
-    "Partial",
-    "Resumed",
-    "SileroEndpoint",
-    "SpeechStream",
-    "StreamGroup",
-    "StreamStats",
-    "StreamingCodecDecoder",
-    "StreamingRecognizer",
-    "StreamingSpeech",
-    "SubtitleLayout",
-    "SuffixDraft",
-    "Transcript",
-    "Utterance",
-    "Word",
-    "cues",
-    "emission_latency",
-    "emissions_of",
-    "growing_blocks",
-    "load",
-    "read_audio",
-    "stream_events",
-    "to_json",
-    "to_samples",
-    "to_srt",
-    "to_vtt",
-    "transcribe",
-    "transcribe_samples",
-    "write_subtitles",
-]
+    __getattr__, __dir__, __all__ = on_demand(__name__, __file__)

@@ -46,8 +46,7 @@ def examples() -> list[Example]:
 
 
 def _decoder(model: Any) -> torch.nn.Module:
-    decoder: torch.nn.Module = model.get_decoder()
-    return decoder
+    return model.get_decoder()
 
 
 def sharp(build: Callable[[], Any], seed: int, scales: dict[str, float]) -> Any:

@@ -16,54 +16,31 @@ from typing import TYPE_CHECKING
 from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
-    from mmaccel.stepping.solver import best_steps
+    from mmaccel.stepping.solver import best_steps as best_steps
 
-    from .autoregressive.block_router import BlockRouter
-    from .autoregressive.rolling_context import RollingContext
-    from .blocks.block_cache import BlockCache
-    from .blocks.share_solver import best_shares, calibrate_token_cache
-    from .blocks.sparse_attention import SparseAttention
-    from .blocks.token_cache import TokenCache
-    from .caches.easy_cache import EasyCache
-    from .caches.easy_cache_hook import EasyCacheHook
-    from .caches.encoder_reuse import EncoderReuse
-    from .caches.faster_cache import FasterCache
-    from .caches.first_block_cache import FirstBlockCache
-    from .caches.mag_cache import MagCache, calibrate_mag_cache
-    from .caches.pyramid_attention_broadcast import PyramidAttentionBroadcast
-    from .caches.taylor_seer import TaylorSeer
-    from .caches.tea_cache import TeaCache, calibrate_tea_cache
-    from .heterogeneous.auto import Auto, auto
-    from .heterogeneous.heterogeneous_steps import HeterogeneousSteps
-    from .heterogeneous.step_solver import calibrate_steps
-    from .trace import Trace, trace_of
+    from .autoregressive.block_router import BlockRouter as BlockRouter
+    from .autoregressive.rolling_context import RollingContext as RollingContext
+    from .blocks.block_cache import BlockCache as BlockCache
+    from .blocks.share_solver import best_shares as best_shares
+    from .blocks.share_solver import calibrate_token_cache as calibrate_token_cache
+    from .blocks.sparse_attention import SparseAttention as SparseAttention
+    from .blocks.token_cache import TokenCache as TokenCache
+    from .caches.easy_cache import EasyCache as EasyCache
+    from .caches.easy_cache_hook import EasyCacheHook as EasyCacheHook
+    from .caches.encoder_reuse import EncoderReuse as EncoderReuse
+    from .caches.faster_cache import FasterCache as FasterCache
+    from .caches.first_block_cache import FirstBlockCache as FirstBlockCache
+    from .caches.mag_cache import MagCache as MagCache
+    from .caches.mag_cache import calibrate_mag_cache as calibrate_mag_cache
+    from .caches.pyramid_attention_broadcast import PyramidAttentionBroadcast as PyramidAttentionBroadcast
+    from .caches.taylor_seer import TaylorSeer as TaylorSeer
+    from .caches.tea_cache import TeaCache as TeaCache
+    from .caches.tea_cache import calibrate_tea_cache as calibrate_tea_cache
+    from .heterogeneous.auto import Auto as Auto
+    from .heterogeneous.auto import auto as auto
+    from .heterogeneous.heterogeneous_steps import HeterogeneousSteps as HeterogeneousSteps
+    from .heterogeneous.step_solver import calibrate_steps as calibrate_steps
+    from .trace import Trace as Trace
+    from .trace import trace_of as trace_of
 else:
-    __getattr__, __dir__ = on_demand(__name__, __file__)
-
-__all__ = [
-    "Auto",
-    "BlockCache",
-    "BlockRouter",
-    "EasyCache",
-    "EasyCacheHook",
-    "EncoderReuse",
-    "FasterCache",
-    "FirstBlockCache",
-    "HeterogeneousSteps",
-    "MagCache",
-    "PyramidAttentionBroadcast",
-    "RollingContext",
-    "SparseAttention",
-    "TaylorSeer",
-    "TeaCache",
-    "TokenCache",
-    "Trace",
-    "auto",
-    "best_shares",
-    "best_steps",
-    "calibrate_mag_cache",
-    "calibrate_steps",
-    "calibrate_tea_cache",
-    "calibrate_token_cache",
-    "trace_of",
-]
+    __getattr__, __dir__, __all__ = on_demand(__name__, __file__)

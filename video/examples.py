@@ -51,8 +51,7 @@ def _last_block(pipeline: Any) -> torch.nn.Module:
     """By the time it runs, attention has been intercepted."""
     names = ("blocks", "single_transformer_blocks", "transformer_blocks", "up_blocks")
     model = pipeline.components.get("transformer") or pipeline.unet
-    block: torch.nn.Module = next(getattr(model, name) for name in names if hasattr(model, name))[-1]
-    return block
+    return next(getattr(model, name) for name in names if hasattr(model, name))[-1]
 
 
 def _bare(cls: Any, absent: tuple[str, ...], **parts: Any) -> Any:

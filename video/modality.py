@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmaccel.modality import Modality
 
@@ -40,11 +40,6 @@ class Video(Modality):
         from mmaccel import zoo
 
         return super().recognizes(zoo.like(model) or model) or (Path(model) / "model_index.json").is_file()
-
-    def open(self, model: str, device: str = "cpu", dtype: Any = None) -> Any:
-        from .generation import load
-
-        return load(model, device, dtype)
 
     def command(self) -> VideoCommand:
         from .command import VideoCommand

@@ -78,8 +78,7 @@ def shared_groups(denoiser: torch.nn.Module) -> dict[Any, str]:
 
 def execution_device(pipe: Any) -> torch.device:
     """Where a pipeline computes; an off-loaded transformer waits elsewhere between its calls."""
-    device: torch.device = pipe._execution_device
-    return device
+    return pipe._execution_device
 
 
 def hooks_anew(pipe: Any) -> bool:

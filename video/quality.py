@@ -57,8 +57,7 @@ def decoded(vae: Any, latents: torch.Tensor) -> torch.Tensor:
         torch.tensor(values).view(1, -1, 1, 1, 1).to(latents)
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
-    frames: torch.Tensor = vae.decode(latents * deviation + mean, return_dict=False)[0]
-    return frames
+    return vae.decode(latents * deviation + mean, return_dict=False)[0]
 
 
 def pixels(clip: Clip) -> torch.Tensor:

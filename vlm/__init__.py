@@ -21,81 +21,43 @@ from typing import TYPE_CHECKING
 from mmaccel.lazy import on_demand
 
 if TYPE_CHECKING:
-    from .context.joined_context import JoinedContext
-    from .context.marking import mark_contexts
-    from .context.stored_context import StoredContext
-    from .decoder.compress_kv import CompressKV
-    from .decoder.prefill_drop import PrefillDrop
-    from .decoder.select_kv import SelectKV
-    from .decoder.sparse_prefill import SparsePrefill
-    from .drafts.dflash_draft import DFlashDraft
-    from .drafts.document_draft import DocumentDraft
-    from .drafts.eagle_draft import EagleDraft
-    from .drafts.fused_draft import FusedDraft
-    from .drafts.model_draft import ModelDraft
-    from .drafts.mtp_draft import MTPDraft
-    from .drafts.suffix_decoding import SuffixDecoding
-    from .drafts.text_draft import TextDraft
-    from .drafts.token_recycling import TokenRecycling
-    from .encoders.fast_vggt import FastVGGT
-    from .encoders.tca import TCA
-    from .input.light_pipeline import LightPipeline
-    from .input.read_video import VideoFrames, read_video
-    from .pruning.dycoke import DyCoke
-    from .pruning.early_tom import EarlyTom
-    from .pruning.fast_v import FastV
-    from .pruning.fast_vid import FastVID
-    from .pruning.frame_fusion import FrameFusion
-    from .pruning.holitom import HoliTom
-    from .pruning.id_pruner import IDPruner
-    from .pruning.kept import Kept, kept
-    from .pruning.vidcom2 import VidCom2
-    from .pruning.vision_zip import VisionZip
-    from .stream.response_gate import ResponseGate
-    from .stream.stats import VideoStreamStats
-    from .stream.streaming_compression import StreamingCompression
-    from .stream.video_stream import VideoStream
-    from .stream.watching import Watched, watch
+    from .context.joined_context import JoinedContext as JoinedContext
+    from .context.marking import mark_contexts as mark_contexts
+    from .context.stored_context import StoredContext as StoredContext
+    from .decoder.compress_kv import CompressKV as CompressKV
+    from .decoder.prefill_drop import PrefillDrop as PrefillDrop
+    from .decoder.select_kv import SelectKV as SelectKV
+    from .decoder.sparse_prefill import SparsePrefill as SparsePrefill
+    from .drafts.dflash_draft import DFlashDraft as DFlashDraft
+    from .drafts.document_draft import DocumentDraft as DocumentDraft
+    from .drafts.eagle_draft import EagleDraft as EagleDraft
+    from .drafts.fused_draft import FusedDraft as FusedDraft
+    from .drafts.model_draft import ModelDraft as ModelDraft
+    from .drafts.mtp_draft import MTPDraft as MTPDraft
+    from .drafts.suffix_decoding import SuffixDecoding as SuffixDecoding
+    from .drafts.text_draft import TextDraft as TextDraft
+    from .drafts.token_recycling import TokenRecycling as TokenRecycling
+    from .encoders.fast_vggt import FastVGGT as FastVGGT
+    from .encoders.tca import TCA as TCA
+    from .input.light_pipeline import LightPipeline as LightPipeline
+    from .input.read_video import VideoFrames as VideoFrames
+    from .input.read_video import read_video as read_video
+    from .pruning.dycoke import DyCoke as DyCoke
+    from .pruning.early_tom import EarlyTom as EarlyTom
+    from .pruning.fast_v import FastV as FastV
+    from .pruning.fast_vid import FastVID as FastVID
+    from .pruning.frame_fusion import FrameFusion as FrameFusion
+    from .pruning.holitom import HoliTom as HoliTom
+    from .pruning.id_pruner import IDPruner as IDPruner
+    from .pruning.kept import Kept as Kept
+    from .pruning.kept import kept as kept
+    from .pruning.vidcom2 import VidCom2 as VidCom2
+    from .pruning.vision_zip import VisionZip as VisionZip
+    from .stream.response_gate import ResponseGate as ResponseGate
+    from .stream.stats import VideoStreamStats as VideoStreamStats
+    from .stream.streaming_compression import StreamingCompression as StreamingCompression
+    from .stream.video_stream import VideoStream as VideoStream
+    from .stream.watching import Watched as Watched
+    from .stream.watching import watch as watch
 else:
-    __getattr__, __dir__ = on_demand(__name__, __file__)
-
-__all__ = [
-    "CompressKV",
-    "DFlashDraft",
-    "DocumentDraft",
-    "DyCoke",
-    "EagleDraft",
-    "EarlyTom",
-    "FastV",
-    "FastVGGT",
-    "FastVID",
-    "FrameFusion",
-    "FusedDraft",
-    "HoliTom",
-    "IDPruner",
-    "JoinedContext",
-    "Kept",
-    "LightPipeline",
-    "MTPDraft",
-    "ModelDraft",
-    "ResponseGate",
-    "PrefillDrop",
-    "SelectKV",
-    "SparsePrefill",
-    "VideoStreamStats",
-    "StoredContext",
-    "StreamingCompression",
-    "SuffixDecoding",
-    "TCA",
-    "TextDraft",
-    "TokenRecycling",
-    "VidCom2",
-    "VideoFrames",
-    "VideoStream",
-    "VisionZip",
-    "Watched",
-    "kept",
-    "mark_contexts",
-    "read_video",
-    "watch",
-]
+    __getattr__, __dir__, __all__ = on_demand(__name__, __file__)

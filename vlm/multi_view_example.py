@@ -57,8 +57,7 @@ class VGGT(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         tokens, first = self.aggregator(images)
         rows, columns = (side // PATCH for side in images.shape[-2:])
-        depth: torch.Tensor = self.depth_head(tokens[:, :, first:]).squeeze(-1).unflatten(2, (rows, columns))
-        return depth
+        return self.depth_head(tokens[:, :, first:]).squeeze(-1).unflatten(2, (rows, columns))
 
 
 class Aggregator(nn.Module):
@@ -99,8 +98,7 @@ class ViewBlock(nn.Module):
 
     def forward(self, x: torch.Tensor, pos: torch.Tensor | None = None) -> torch.Tensor:
         x = x + self.attn(self.norm1(x), pos=pos)
-        result: torch.Tensor = x + self.mlp(self.norm2(x))
-        return result
+        return x + self.mlp(self.norm2(x))
 
 
 class Attention(nn.Module):
@@ -115,8 +113,7 @@ class Attention(nn.Module):
         query, key, value = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if pos is not None:
             query, key = rotated(query, pos), rotated(key, pos)
-        attended: torch.Tensor = self.proj(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
-        return attended
+        return self.proj(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
 
 
 def rotated(x: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
 from mmaccel.comparison.results import called
-
-Row = dict[str, Any]
 
 TITLE = "Masked and block-diffusion decoders"
 INTRO = """

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
 from mmaccel.comparison.results import called
-
-Row = dict[str, Any]
 
 TITLE = "Masked pictures"
 INTRO = """

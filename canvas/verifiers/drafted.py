@@ -91,8 +91,7 @@ class Drafted:
     def _step(self, block: torch.Tensor, logits: torch.Tensor, number: int) -> torch.Tensor:
         """The block after the scheduler's step of this number."""
         call = {**self.kwargs, "model_output": logits[None], "sample": block[None], "timestep": number}
-        after: torch.Tensor = self.original(**call).prev_sample[0]
-        return after
+        return self.original(**call).prev_sample[0]
 
     def _next(self, block: torch.Tensor, number: int) -> Iterator[torch.Tensor]:
         """Where a step may lead: by the logits of the block most like it, or with the next surest token instead."""

@@ -161,11 +161,8 @@ def _turns(decoder: torch.nn.Module, target: Any, call: Call) -> list[torch.Tens
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.append(kwargs["position_ids"] if "position_ids" in kwargs else args[1])
 
-    handle = rotary.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with rotary.register_forward_pre_hook(note, with_kwargs=True):
         target.generate(**call(BATCH))
-    finally:
-        handle.remove()
     return seen
 
 

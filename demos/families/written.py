@@ -17,8 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 @functools.cache
 def read_rows(name: str) -> dict[str, Any]:
     """The line of every class in a file of this folder, by name."""
-    found: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    return found
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 def write(target: Path, names: Iterable[str], tried: Callable[[str], dict[str, Any]]) -> None:

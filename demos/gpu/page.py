@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.bench import pages
+from mmaccel.bench.benchmark import Row
 from mmaccel.comparison import results
 from mmaccel.errors import WeightsError
 from mmaccel.kernels.bench.benchmark import public
-
-Row = dict[str, Any]
 
 INTRO = """
 Full-size shapes with random weights, which cost what trained ones cost and say nothing of quality: that is what the

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
 from mmaccel.comparison import results
 from mmaccel.demos.gpu.page import halved, shape
@@ -26,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "faq.md")
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 WIDTH = 120  # characters of a line
-Row = dict[str, Any]
 
 
 def main() -> None:

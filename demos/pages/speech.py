@@ -59,12 +59,9 @@ def drafted() -> tuple[Image.Image, str]:
         own.add(cache_of(named).get_seq_length())
 
     hook = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with mmaccel.accelerate(model, speech.SuffixDraft()) as fast:
-            tokens = fast.generate(**inputs, do_sample=False)[0].tolist()
-            passes = fast.report.forwards
-    finally:
-        hook.remove()
+    with hook, mmaccel.accelerate(model, speech.SuffixDraft()) as fast:
+        tokens = fast.generate(**inputs, do_sample=False)[0].tolist()
+        passes = fast.report.forwards
     words = processor.tokenizer.convert_ids_to_tokens(tokens)
     made, axes = _lines(6)
     left, row = 0.05, 0

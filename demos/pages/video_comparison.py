@@ -64,8 +64,7 @@ def filmed(pipe: Any, scene: MotionPrompt) -> list[tuple[clips.Clip, str]]:
 
 def run(target: Any, scene: MotionPrompt, steps: int) -> clips.Clip:
     generator = torch.Generator().manual_seed(scene.seed)
-    clip: clips.Clip = target(scene.prompt, num_inference_steps=steps, output_type="pil", generator=generator).frames[0]
-    return clip
+    return target(scene.prompt, num_inference_steps=steps, output_type="pil", generator=generator).frames[0]
 
 
 def speedups() -> dict[str, str]:

@@ -71,8 +71,7 @@ def drawn(pipe: Any, prompts: Sequence[str]) -> tuple[Image.Image, float]:
 
 def facts(folder: Path) -> dict[str, Any]:
     """What the recipe noted of a model, or of a part of one."""
-    noted: dict[str, Any] = json.loads((folder / "training.json").read_text())
-    return noted
+    return json.loads((folder / "training.json").read_text())
 
 
 def millions(part: torch.nn.Module) -> float:

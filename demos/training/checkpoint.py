@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import shutil
 import signal
 import threading
@@ -31,6 +33,16 @@ def write_model(model: Any, folder: Path) -> None:
     model.save_pretrained(part)
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
+
+
+def write_pipeline(pipeline: Any, parts: Iterable[str], folder: Path, facts: dict[str, object]) -> None:
+    """Write what `mmaccel.zoo` ships of a pipeline: parts in float16, tokenizer, configurations and facts."""
+    for name in parts:
+        copy.deepcopy(getattr(pipeline, name)).half().save_pretrained(folder / name)
+    pipeline.tokenizer.save_pretrained(folder / "tokenizer")
+    pipeline.scheduler.save_pretrained(folder / "scheduler")
+    pipeline.save_config(folder)
+    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 class Checkpoint:

@@ -81,8 +81,7 @@ def train(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, args: argparse.N
         if stage.due():
             told = accuracy(stage.average.module, tokenizer, 88)
             tqdm.write(f"held out, {stage.clock.seconds / 60:.1f} minutes: {told:.3f}")
-    trained: CLIPModel = stage.finish()
-    return trained
+    return stage.finish()
 
 
 @torch.no_grad()

@@ -71,11 +71,8 @@ def _drawn(
     call |= {"generator": torch.Generator().manual_seed(seed), "output_type": "latent", "callback_on_step_end": tick}
     hook = pipe.transformer.blocks[0].register_forward_pre_hook(note)
     began = time.perf_counter()
-    try:
-        with nullcontext(pipe) if method is None else mmaccel.accelerate(pipe, method) as target:
-            latents = target(prompt, **call).frames
-    finally:
-        hook.remove()
+    with hook, nullcontext(pipe) if method is None else mmaccel.accelerate(pipe, method) as target:
+        latents = target(prompt, **call).frames
     seconds = time.perf_counter() - began
     shown = Asked(prompt).recognized(_last(pipe, latents))
     told = {"seconds": seconds, "at_the_end": (times[-1] - times[-1 - TAIL * steps]) / TAIL, "recognized": shown}

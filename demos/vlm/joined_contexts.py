@@ -145,8 +145,7 @@ def about_clips(count: int, seed: int, folder: Path) -> Iterator[dict[str, Any]]
 def turn_about(tokenizer: Any, asked: Any) -> torch.Tensor:
     """Words of a turn about another clip, `[1, n]`."""
     text = f"<|im_start|>user {asked.question}<|im_end|><|im_start|>assistant {asked.answer}<|im_end|>"
-    ids: torch.Tensor = tokenizer(text, return_tensors="pt").input_ids
-    return ids
+    return tokenizer(text, return_tensors="pt").input_ids
 
 
 def page(result: dict[str, Any]) -> str:

@@ -39,11 +39,10 @@ def both(name: str, methods: tuple[Any, ...], drafts: Any) -> dict[str, tuple[An
 def answer(model: Any, inputs: Any, session: Any) -> dict[str, Any]:
     """Tokens and seconds of one answer, in all and without the passes that read the prompt."""
     seen: list[float] = []
-    handle = model.get_decoder().register_forward_hook(lambda *_: seen.append(time.thread_time()))
-    began = time.thread_time()
-    tokens = session.generate(**inputs, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
-    ended = time.thread_time()
-    handle.remove()
+    with model.get_decoder().register_forward_hook(lambda *_: seen.append(time.thread_time())):
+        began = time.thread_time()
+        tokens = session.generate(**inputs, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
+        ended = time.thread_time()
     new = tokens[0, inputs["input_ids"].shape[1] :].tolist()
     return {"tokens": new, "seconds": ended - began, "decoding_seconds": ended - seen[0], "passes": len(seen)}
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from mmaccel import zoo
 from mmaccel.adapter import find_adapter
-from mmaccel.bench.benchmark import Benchmark, Section, in_one
+from mmaccel.bench.benchmark import Benchmark, Row, Section, in_one
 from mmaccel.bench.winners import Figure
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import Entry
@@ -25,7 +25,6 @@ from .cases import GUIDED, MODEL, QUALITY_METHODS, Drawing, ImageCase, cases
 from .distances import FrechetDistance, features
 
 QUALITY_PICTURES = 200
-Row = dict[str, Any]
 
 
 def rows(full: bool = False) -> Iterator[Row]:

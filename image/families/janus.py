@@ -68,8 +68,7 @@ class JanusAdapter(ImageAdapter):
         return {}
 
     def _guidance(self, kwargs: dict[str, Any]) -> float | None:
-        scale: float | None = setting(self.model, kwargs, "guidance_scale")
-        return scale
+        return setting(self.model, kwargs, "guidance_scale")
 
     def makes_images(self, kwargs: dict[str, Any]) -> bool:
         return kwargs.get("generation_mode", "text") == "image"

@@ -65,8 +65,7 @@ class VocabularyTask(ImageTask):
         return int(getattr(self.model.lm_head, "out_features", config.vocab_size))
 
     def codebook(self) -> torch.Tensor:
-        found: torch.Tensor = self.model.get_input_embeddings()(self.ids[: self.codes].to(self.passes_on))
-        return found
+        return self.model.get_input_embeddings()(self.ids[: self.codes].to(self.passes_on))
 
     def result(self, tokens: torch.Tensor) -> Any:
         sequences = torch.cat([self.own_prompt, self.ids[tokens]], 1)

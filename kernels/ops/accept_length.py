@@ -53,5 +53,4 @@ def accept_length(p: torch.Tensor, q: torch.Tensor, tok: torch.Tensor, u: torch.
     if tok.numel() and has_values(tok):
         low, high = (int(x) for x in tok.aminmax())
         require(low >= 0 and high < q.shape[2], "tok", f"between 0 and {q.shape[2] - 1}", tok)
-    result: torch.Tensor = _op(p, q, tok, u)
-    return result
+    return _op(p, q, tok, u)

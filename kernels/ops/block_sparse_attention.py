@@ -69,8 +69,7 @@ def block_sparse_attention(
     table = (None, None, None) if plan is None else (plan.row_ptr, plan.col, plan.n_full)
     sizes = (64, 64) if plan is None else (plan.block_m, plan.block_n)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
-    result: tuple[torch.Tensor, torch.Tensor] = _op(q, k, v, *table, *sizes, *window_sides(window, causal), scale)
-    return result
+    return _op(q, k, v, *table, *sizes, *window_sides(window, causal), scale)
 
 
 def _check_plan(plan: BlockPlan, q: torch.Tensor, k: torch.Tensor) -> None:

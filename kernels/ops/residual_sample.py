@@ -57,5 +57,4 @@ def residual_sample(p: torch.Tensor, q: torch.Tensor, n: torch.Tensor, seed: int
     if n.numel() and has_values(n):
         low, high = (int(x) for x in n.aminmax())
         require(low >= 0 and high < p.shape[1], "n", f"between 0 and {p.shape[1] - 1}", n)
-    result: torch.Tensor = _op(p, q, n, seed)
-    return result
+    return _op(p, q, n, seed)

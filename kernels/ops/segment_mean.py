@@ -60,5 +60,4 @@ def segment_mean(x: torch.Tensor, w: torch.Tensor | None, perm: torch.Tensor, pt
         require(inside, "perm", f"between 0 and {x.shape[-2] - 1}", perm)
         rising = bool((ptr.diff(dim=-1) >= 0).all()) and int(ptr.min()) >= 0 and int(ptr.max()) <= perm.shape[-1]
         require(rising, "ptr", f"ascending between 0 and {perm.shape[-1]}", ptr)
-    result: torch.Tensor = _op(x, w, perm, ptr)
-    return result
+    return _op(x, w, perm, ptr)

@@ -81,8 +81,7 @@ def verify_attention(
     if has_values(lengths):
         _check_values(lengths, token_idx, count, k.shape[2])
     scale = width**-0.5 if scale is None else float(scale)
-    result: tuple[torch.Tensor, torch.Tensor] = _op(q, k, v, lengths, token_idx, window_mask, scale)
-    return result
+    return _op(q, k, v, lengths, token_idx, window_mask, scale)
 
 
 def _check_values(lengths: torch.Tensor, token_idx: torch.Tensor | None, count: int, slots: int) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 from ..comparison import results
 from ..errors import SettingError
 from ..method import is_number
-
-Row = dict[str, Any]
+from .benchmark import Row
 
 # What tells rows of one method apart beside its settings, where a benchmark has it.
 SETUP = (

@@ -29,8 +29,7 @@ class ReadByAttention:
     @property
     def reader(self) -> AttentionReader | None:
         """The attention that reads the layers, if any."""
-        reader: AttentionReader | None = self.shared.reader
-        return reader
+        return self.shared.reader
 
     @reader.setter
     def reader(self, reader: AttentionReader | None) -> None:

@@ -138,8 +138,7 @@ def _all_of(weight: torch.Tensor, values: torch.Tensor) -> bytes:
     known = _hashes.get(weight)
     if known is None or known[0] != now:
         known = _hashes[weight] = now, _hash_of_sums(values)
-    found: bytes = known[1]
-    return found
+    return known[1]
 
 
 class _Steps:

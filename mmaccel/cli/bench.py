@@ -46,8 +46,7 @@ class BenchmarksFailed(MmaccelError):
 
 def benchmark_of(name: str) -> Benchmark:
     """Load a benchmark by its name."""
-    found: Benchmark = importlib.import_module(benchmarks()[name]).BENCHMARK
-    return found
+    return importlib.import_module(benchmarks()[name]).BENCHMARK
 
 
 def all_benchmarks() -> list[Benchmark]:

@@ -138,5 +138,4 @@ def _wrapped(text: str, further: int = INDENT, first: int = INDENT) -> list[str]
 
 @cache
 def _listed() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(resources.files(__package__).joinpath(FILE).read_text("utf-8"))
-    return found
+    return json.loads(resources.files(__package__).joinpath(FILE).read_text("utf-8"))

@@ -110,8 +110,7 @@ class RemoteEndpoint(Endpoint[Forwarded]):
 
     def piece(self, request: Forwarded, text: Any) -> dict[str, Any]:
         """Events come as they are."""
-        event: dict[str, Any] = text
-        return event
+        return text
 
     def ending(self, request: Forwarded) -> list[dict[str, Any]]:
         return request.ending
@@ -212,8 +211,7 @@ class Forwarder:
                     request.ending = value
                     return {}
                 elif kind == "answer":
-                    answer: Answer = value
-                    return answer
+                    return value
         except asyncio.CancelledError:
             said.cancel()
             raise

@@ -36,8 +36,7 @@ class Prepared:
     def weight(self) -> torch.Tensor:
         """The module's present weight."""
         module: Any = self.module
-        weight: torch.Tensor = module.weight
-        return weight
+        return module.weight
 
     def __call__(self) -> torch.Tensor:
         weight, of = self.weight, self._of
@@ -98,8 +97,7 @@ class PackedLinear(nn.Module):
     def bias(self) -> torch.Tensor | None:
         """That of the layer."""
         module: Any = self.matrix.prepared.module
-        bias: torch.Tensor | None = module.bias
-        return bias
+        return module.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.matrix(x, self.bias)

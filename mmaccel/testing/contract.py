@@ -292,8 +292,5 @@ def broken_after(module: torch.nn.Module, calls: int) -> Iterator[None]:
         if next(count) >= calls:
             raise Interrupted
 
-    handle = module.register_forward_pre_hook(interrupt)
-    try:
+    with module.register_forward_pre_hook(interrupt):
         yield
-    finally:
-        handle.remove()

@@ -47,8 +47,7 @@ def is_point(found: Any) -> bool:
 
 def quality_of(found: Point) -> float | None:
     """The mean quality of a point."""
-    value: float | None = found[found.get("metric", "psnr")]
-    return value
+    return found[found.get("metric", "psnr")]
 
 
 def describe(found: Point) -> str:

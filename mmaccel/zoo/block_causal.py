@@ -89,14 +89,12 @@ class BlockCausalModel(torch.nn.Module):
     @property
     def device(self) -> torch.device:
         """Where its weights are."""
-        device: torch.device = self.model.device
-        return device
+        return self.model.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of its weights."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
+        return self.model.dtype
 
     @contextmanager
     def word_by_word(self) -> Iterator[None]:

@@ -21,8 +21,7 @@ class ChatScheduler(BlockRefinementScheduler):
     def check_eos_finished(cur_x: torch.Tensor, *args: Any, prompt_length: int, **kwargs: Any) -> torch.Tensor:
         """Which rows `[B]` of texts have ended, looking behind the prompt."""
         own = cur_x[:, prompt_length:]
-        finished: torch.Tensor = BlockRefinementScheduler.check_eos_finished(own, *args, prompt_length=0, **kwargs)
-        return finished
+        return BlockRefinementScheduler.check_eos_finished(own, *args, prompt_length=0, **kwargs)
 
 
 class BlockDiffusionPipeline(LLaDA2Pipeline):

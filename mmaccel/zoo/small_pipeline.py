@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from diffusers.configuration_utils import ConfigMixin
+from transformers import AutoTokenizer
 
 from .vocabulary import Vocabulary
+from .weights import load_pretrained
+
+
+def loaded(folder: Path, **parts: Any) -> dict[str, Any]:
+    """Parts of a pipeline by their classes, in float32 on the CPU, and its tokenizer, from folders of their names."""
+    models = {name: load_pretrained(cls, folder / name, dtype=torch.float32) for name, cls in parts.items()}
+    return {**models, "tokenizer": AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)}
 
 
 class SmallPipeline(ConfigMixin):

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from diffusers import AmusedPipeline, AmusedScheduler, UVit2DModel, VQModel
-from transformers import AutoTokenizer, CLIPTextModelWithProjection
+from transformers import CLIPTextModelWithProjection
 
-from .small_pipeline import SmallPipeline
+from .small_pipeline import SmallPipeline, loaded
 from .tiny_janus import prompts
 from .vocabulary import facts_of
-from .weights import load_pretrained
 
 __all__ = ["TinyAmusedPipeline", "load", "prompts"]
 
@@ -44,13 +42,8 @@ class TinyAmusedPipeline(SmallPipeline, AmusedPipeline):
 
 def load(folder: Path) -> Any:
     """The pipeline in float32 on the CPU."""
-    pipeline: Any = TinyAmusedPipeline(
-        vqvae=load_pretrained(VQModel, folder / "vqvae", dtype=torch.float32),
-        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False),
-        text_encoder=load_pretrained(CLIPTextModelWithProjection, folder / "text_encoder", dtype=torch.float32),
-        transformer=load_pretrained(UVit2DModel, folder / "transformer", dtype=torch.float32),
-        scheduler=AmusedScheduler.from_pretrained(folder / "scheduler"),
-    )
+    parts = loaded(folder, vqvae=VQModel, text_encoder=CLIPTextModelWithProjection, transformer=UVit2DModel)
+    pipeline: Any = TinyAmusedPipeline(**parts, scheduler=AmusedScheduler.from_pretrained(folder / "scheduler"))
     pipeline.set_progress_bar_config(disable=True)
     pipeline.facts = facts_of(folder)
     return pipeline

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from transformers import AutoTokenizer, CLIPTextModel
+from transformers import CLIPTextModel
 
-from .small_pipeline import SmallPipeline
+from .small_pipeline import SmallPipeline, loaded
 from .tiny_janus import prompts
 from .vocabulary import facts_of
-from .weights import load_pretrained
 
 __all__ = ["TinyUNetPipeline", "load", "prompts"]
 
@@ -48,10 +46,7 @@ class TinyUNetPipeline(SmallPipeline, StableDiffusionPipeline):
 def load(folder: Path) -> Any:
     """The pipeline in float32 on the CPU."""
     pipeline: Any = TinyUNetPipeline(
-        vae=load_pretrained(AutoencoderKL, folder / "vae", dtype=torch.float32),
-        text_encoder=load_pretrained(CLIPTextModel, folder / "text_encoder", dtype=torch.float32),
-        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False),
-        unet=load_pretrained(UNet2DConditionModel, folder / "unet", dtype=torch.float32),
+        **loaded(folder, vae=AutoencoderKL, text_encoder=CLIPTextModel, unet=UNet2DConditionModel),
         scheduler=DDIMScheduler.from_pretrained(folder / "scheduler"),
         safety_checker=None,
         feature_extractor=None,

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
-from transformers import AutoTokenizer, UMT5EncoderModel
+from transformers import UMT5EncoderModel
 
 from ..errors import SettingError
-from .small_pipeline import SmallPipeline
+from .small_pipeline import SmallPipeline, loaded
 from .vocabulary import facts_of
-from .weights import load_pretrained
 
 
 class TinyWanPipeline(SmallPipeline, WanPipeline):
@@ -58,13 +56,8 @@ class TinyWanPipeline(SmallPipeline, WanPipeline):
 
 def load(folder: Path) -> TinyWanPipeline:
     """The pipeline in float32 on the CPU."""
-    pipeline = TinyWanPipeline(
-        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False),
-        text_encoder=load_pretrained(UMT5EncoderModel, folder / "text_encoder", dtype=torch.float32),
-        vae=load_pretrained(AutoencoderKLWan, folder / "vae", dtype=torch.float32),
-        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
-        transformer=load_pretrained(WanTransformer3DModel, folder / "transformer", dtype=torch.float32),
-    )
+    parts = loaded(folder, text_encoder=UMT5EncoderModel, vae=AutoencoderKLWan, transformer=WanTransformer3DModel)
+    pipeline = TinyWanPipeline(**parts, scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"))
     pipeline.facts = facts_of(folder)
     return pipeline
 

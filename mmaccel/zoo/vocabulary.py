@@ -14,8 +14,7 @@ from ..errors import PromptError
 
 def facts_of(folder: Path) -> dict[str, Any]:
     """What `training.json` of a model tells: the things that it knows, and how it was trained."""
-    facts: dict[str, Any] = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    return facts
+    return json.loads((folder / "training.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

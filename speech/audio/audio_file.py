@@ -123,8 +123,7 @@ class AudioFile:
         frame.pts = None  # frames come one behind the other; gaps are filled before
         converted = self._mixer.resample(frame)
         values = np.concatenate([part.to_ndarray().reshape(-1, len(frame.layout.channels)) for part in converted])
-        mixed: np.ndarray = values.mean(1, dtype=np.float32)
-        return mixed
+        return values.mean(1, dtype=np.float32)
 
 
 def _tells_length(file: Path, form: str) -> bool:

@@ -22,8 +22,7 @@ FIGURES = (
 
 def _stays(row: dict[str, Any], percentile: int) -> float | None:
     """From the end of a word, with computing."""
-    found: float | None = (row.get("promised_lag") or {}).get(f"ready_p{percentile}")
-    return found
+    return (row.get("promised_lag") or {}).get(f"ready_p{percentile}")
 
 
 def said(group: list[dict[str, Any]]) -> str:

@@ -25,8 +25,7 @@ class Frames:
 
     def states(self, frames: torch.Tensor) -> torch.Tensor:
         """What the decoder gets, `[B, T, D]`."""
-        states: torch.Tensor = self.model.quantizer.decode(frames).transpose(1, 2)
-        return states
+        return self.model.quantizer.decode(frames).transpose(1, 2)
 
     def check(self, frames: torch.Tensor, batch: int) -> None:
         """Raise a `SettingError` for what are no frames of this codec."""
@@ -51,8 +50,7 @@ class Latents(Frames):
     name = "PocketTTSAudioTokenizerModel"
 
     def states(self, frames: torch.Tensor) -> torch.Tensor:
-        states: torch.Tensor = self.model.latent_proj(frames).transpose(1, 2)
-        return states
+        return self.model.latent_proj(frames).transpose(1, 2)
 
     def check(self, frames: torch.Tensor, batch: int) -> None:
         _require_tensor(frames)

@@ -85,8 +85,7 @@ class WindowedLayer:
         output = torch.nn.functional.scaled_dot_product_attention(
             query, self.key, self.value, mask, scale=attention.scaling, enable_gqa=True
         )
-        projected: torch.Tensor = attention.o_proj(output.transpose(1, 2).flatten(2))
-        return projected
+        return attention.o_proj(output.transpose(1, 2).flatten(2))
 
 
 class EncoderStream:
@@ -169,5 +168,4 @@ class EncoderStream:
         states = second(torch.nn.functional.silu(first(embeds.transpose(1, 2)))).transpose(1, 2)
         for layer in self._layers:
             states = layer(states, last)
-        normed: torch.Tensor = self.encoder.final_norm(states)
-        return normed
+        return self.encoder.final_norm(states)

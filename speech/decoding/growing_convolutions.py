@@ -50,8 +50,7 @@ class GrowingConvolutions:
             self._go_on(samples)
         mean, deviation = self._statistics(frames)
         hidden = (self._second[:, :outputs] - mean * self._of_ones) / deviation + self._constant
-        made: torch.Tensor = gelu(self.encoder.conv3(gelu(hidden)[None])).transpose(1, 2)
-        return made
+        return gelu(self.encoder.conv3(gelu(hidden)[None])).transpose(1, 2)
 
     def _go_on(self, samples: torch.Tensor) -> None:
         """Convolve what is new."""

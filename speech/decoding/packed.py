@@ -126,8 +126,7 @@ def packed_pass(
         if id(module) in crossing:
             held: Any = caches[number].cross_attention_cache.layers[module.layer_idx]
             return held.keys, held.values
-        grown: Keys = caches[number].self_attention_cache.update(key, value, module.layer_idx)
-        return grown
+        return caches[number].self_attention_cache.update(key, value, module.layer_idx)
 
     modules = [module for layer in layers for module in (layer.self_attn, layer.encoder_attn)]
     with packed_attention(modules, lengths, keys):

@@ -114,8 +114,7 @@ class CrossPasses:
         # a decoder may add positions to what it is given, in place
         states: Any = EncoderStates(last_hidden_state=self.states.clone())
         output = self.model(decoder_input_ids=ids, encoder_outputs=states, **cached(self.cache), use_cache=True)
-        logits: torch.Tensor = output.logits
-        return logits
+        return output.logits
 
     def forget(self, count: int) -> None:
         """Take back the last tokens."""

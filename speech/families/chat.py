@@ -150,8 +150,7 @@ class PromptPasses:
             embeddings = torch.cat([self.states, embeddings], 1)
         kept = {"logits_to_keep": len(tokens)} if self._keeps else {}
         output = self.model(inputs_embeds=embeddings, **cached(self.cache), use_cache=True, **kept)
-        logits: torch.Tensor = output.logits[:, -len(tokens) :]
-        return logits
+        return output.logits[:, -len(tokens) :]
 
     def forget(self, count: int) -> None:
         """Take back the last tokens."""

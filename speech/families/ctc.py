@@ -42,8 +42,7 @@ class CtcAdapter(WholeAdapter):
         # those that pad by themselves say in their own `generate` which frames are padding
         own = "generate" in vars(type(self.target))
         ids = self.target.generate(**features) if own else self.target(**features).logits.argmax(-1)
-        found: list[int] = ids[0].tolist()
-        return found
+        return ids[0].tolist()
 
     @property
     def _blank(self) -> int:

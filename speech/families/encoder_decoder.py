@@ -105,8 +105,7 @@ class EncoderDecoderAdapter(WrittenAdapter):
         # a copy of the states: some decoders add to them in place
         states = encoded.hidden_states.clone()
         outputs = self.target.get_decoder()(input_ids=inputs, encoder_hidden_states=states, use_cache=False)
-        hidden: torch.Tensor = outputs.last_hidden_state[0]
-        return hidden
+        return outputs.last_hidden_state[0]
 
     def _boundaries(self, encoded: Encoded, tokens: Sequence[int], prompt: Sequence[int]) -> list[float]:
         """Seconds at which each token begins, and the end of the last."""

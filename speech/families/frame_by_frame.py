@@ -175,10 +175,7 @@ class MelFrameStream(FrameStream):
 
     def _featured(self, wave: torch.Tensor) -> torch.Tensor:
         extractor = self.processor.feature_extractor
-        made: torch.Tensor = features_of(extractor, wave, extractor.sampling_rate, self.model, center=False)[
-            "input_features"
-        ]
-        return made
+        return features_of(extractor, wave, extractor.sampling_rate, self.model, center=False)["input_features"]
 
     def _draw(self) -> list[TimedToken]:
         output = self.model(

@@ -76,8 +76,7 @@ class MoonshineAdapter(EncoderDecoderAdapter):
             return kept.states(samples)
         encoder = copy.copy(self.target.get_encoder())
         encoder._modules = {**encoder._modules, "layers": torch.nn.ModuleList(), "layer_norm": torch.nn.Identity()}
-        states: torch.Tensor = encoder(self._features(self._padded(samples))).last_hidden_state
-        return states
+        return encoder(self._features(self._padded(samples))).last_hidden_state
 
     def _layers(self, states: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Encoder states of pieces of so many positions, one behind the other in `[1, T, D]`."""
@@ -91,8 +90,7 @@ class MoonshineAdapter(EncoderDecoderAdapter):
         return normed
 
     def _encode(self, samples: torch.Tensor) -> torch.Tensor:
-        states: torch.Tensor = self.target.get_encoder()(self._features(self._padded(samples))).last_hidden_state
-        return states
+        return self.target.get_encoder()(self._features(self._padded(samples))).last_hidden_state
 
     def _padded(self, samples: torch.Tensor) -> torch.Tensor:
         """Samples that are enough for the convolutions."""

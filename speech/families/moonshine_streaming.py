@@ -51,8 +51,7 @@ class MoonshineStreamingAdapter(EncoderDecoderAdapter):
         mask = torch.ones_like(values, dtype=torch.long)
         values, mask = (torch.nn.functional.pad(row, (0, padding)) for row in (values, mask))
         output = encoder(values, attention_mask=mask)
-        states: torch.Tensor = output.last_hidden_state[:, output.attention_mask[0].bool()]
-        return states
+        return output.last_hidden_state[:, output.attention_mask[0].bool()]
 
     def heads(self) -> dict[int, list[int]]:
         """All of them, since none are known to follow the speech better."""
@@ -63,5 +62,4 @@ class MoonshineStreamingAdapter(EncoderDecoderAdapter):
         """States with learned places added, projected to the decoder's width."""
         decoder = self.target.get_decoder()
         places = torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)
-        projected: torch.Tensor = decoder.proj(hidden_states + decoder.pos_emb(places))
-        return projected
+        return decoder.proj(hidden_states + decoder.pos_emb(places))

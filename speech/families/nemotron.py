@@ -128,5 +128,4 @@ class NemotronStream:
             **self._caches,
         )
         self._caches = {**cached(cache_of(output)), "padding_cache": output.padding_cache}
-        frames: torch.Tensor = output.pooler_output
-        return frames
+        return output.pooler_output

@@ -27,8 +27,7 @@ def sliding_window(window: tuple[int, int], query: torch.Tensor, key: torch.Tens
     """Which keys a query of Moonshine v2's encoder attends to; frame numbers that broadcast, and a bool of each."""
     from transformers.models.moonshine_streaming.modeling_moonshine_streaming import sliding_window_mask_function
 
-    seen: torch.Tensor = sliding_window_mask_function(window)(0, 0, query, key)
-    return seen
+    return sliding_window_mask_function(window)(0, 0, query, key)
 
 
 def transducer_state(config: Any) -> Any:
@@ -42,5 +41,4 @@ def rotated(module: Any, query: Any, key: Any, position_embeddings: Any) -> tupl
     """Queries and keys `[B, H, T, D]` with the rotary embedding of that attention's model."""
     modeling: Any = sys.modules[type(module).__module__]
     rotate = modeling.apply_rotary_pos_emb
-    result: tuple[Any, Any] = rotate(query, key, *position_embeddings)
-    return result
+    return rotate(query, key, *position_embeddings)

@@ -185,8 +185,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         return self._features(samples, padding="max_length", max_length=positions * self.frame_samples)
 
     def _states(self, features: torch.Tensor, positions: int) -> torch.Tensor:
-        states: torch.Tensor = shortened(self.target.get_encoder(), positions)(features).last_hidden_state
-        return states
+        return shortened(self.target.get_encoder(), positions)(features).last_hidden_state
 
     def prompt(self, context: str = "") -> list[int]:
         """The text before, in the form that Whisper expects, then the marks of language, task and no times."""

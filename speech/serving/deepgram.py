@@ -153,5 +153,4 @@ def _utterance_end(spoken: float) -> dict[str, Any]:
 
 
 def _words(result: dict[str, Any]) -> list[dict[str, Any]]:
-    words: list[dict[str, Any]] = result["channel"]["alternatives"][0]["words"]
-    return words
+    return result["channel"]["alternatives"][0]["words"]

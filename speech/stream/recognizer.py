@@ -265,8 +265,7 @@ class StreamingRecognizer:
         if self.gathering is None:
             with self.lock:
                 return self.adapter.encode(samples)
-        found: Encoded = self.gathering.ask(encode_together, (self.adapter, samples, audio))
-        return found
+        return self.gathering.ask(encode_together, (self.adapter, samples, audio))
 
     def _encode_in_full(self, samples: torch.Tensor) -> Encoded | None:
         with self.lock:
@@ -281,8 +280,7 @@ class StreamingRecognizer:
         """How likely the next frames of a stream hold speech."""
         if self.gathering is None:
             return judge_all([(detector, frames)])[0]
-        found: list[float] = self.gathering.ask(judge_all, (detector, frames))
-        return found
+        return self.gathering.ask(judge_all, (detector, frames))
 
     def growing(self) -> Any:
         """What encodes a segment as it grows, where the model's encoder lets some of it stay; None for the others.

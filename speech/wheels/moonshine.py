@@ -53,8 +53,7 @@ class Table:
         return self.position + offset if offset else None
 
     def _read(self, form: str, position: int) -> int:
-        value: int = struct.unpack_from(form, self.data, position)[0]
-        return value
+        return struct.unpack_from(form, self.data, position)[0]
 
     def _follow(self, position: int) -> int:
         return position + self._read("<I", position)

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mmaccel import zoo
-from mmaccel.bench.benchmark import Benchmark, Section, by
+from mmaccel.bench.benchmark import Benchmark, Row, Section, by
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.results import called
@@ -31,7 +31,6 @@ CLOSE = 0.02  # share of the plain time within which an entry is tuned
 JUDGED = {True: 16, False: 2}  # prompts, at full length and else
 JUDGED_IN_GRID = {True: 6, False: 1}
 METRIC = "PSNR in dB to the clip of the plain pipeline, mean over prompts"
-Row = dict[str, Any]
 
 
 def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:

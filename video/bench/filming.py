@@ -98,5 +98,4 @@ class Filming(Workload):
     def frames(self, latents: torch.Tensor) -> Clip:
         """The decoded clip."""
         video = quality.decoded(self.target.vae, latents)
-        frames: Clip = self.target.video_processor.postprocess_video(video, output_type="pil")[0]
-        return frames
+        return self.target.video_processor.postprocess_video(video, output_type="pil")[0]

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from operator import methodcaller
 
+from mmaccel.bench.benchmark import Row
 from mmaccel.bench.selection import CLOSE_ENOUGH
 from mmaccel.bench.winners import Figure, ahead, who_wins
 
 from .cases import CONVERGING
 from .sampling import Sampling
 
-Row = dict[str, Any]
 SAME_STEPS = "our steps"  # in the name of a rival
 
 
-def _figure(name: str, column: str) -> Figure:
-    return Figure(name, lambda row: row.get(column), unit=" dB")
+def figures(made: str) -> tuple[Figure, ...]:
+    """How near what was made, such as a clip, is to the plain and to the converged one."""
+    columns = {
+        f"to the plain {made}, mean": "quality",
+        f"to the plain {made}, worst prompt": "psnr_worst",
+        f"to the converged {made}, mean": "psnr_converged",
+        f"to the converged {made}, worst prompt": "psnr_converged_worst",
+    }
+    return tuple(Figure(name, methodcaller("get", column), unit=" dB") for name, column in columns.items())
 
 
-FIGURES = (
-    _figure("to the plain clip, mean", "quality"),
-    _figure("to the plain clip, worst prompt", "psnr_worst"),
-    _figure("to the converged clip, mean", "psnr_converged"),
-    _figure("to the converged clip, worst prompt", "psnr_converged_worst"),
-)
+FIGURES = figures("clip")
 
 
 def of_budget(group: list[Row]) -> str:

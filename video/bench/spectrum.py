@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+
+from mmaccel.patching import wrap_forward
 
 WARMUP, WINDOW = 5, 2.0  # full steps at first, and the first distance between full steps
 TERMS, RIDGE = 5, 0.1
@@ -65,7 +68,7 @@ class Spectrum:
         self.steps = len(self.pipe.scheduler.timesteps)
         return original(*args, **kwargs)
 
-    def block(self, original: Callable[..., Any], is_last: bool, hidden: torch.Tensor, *args: Any) -> torch.Tensor:
+    def block(self, is_last: bool, original: Callable[..., Any], hidden: torch.Tensor, *args: Any) -> torch.Tensor:
         """One pass of a block; of a skipped step only the last one answers."""
         known = self.outputs.setdefault(self.branch, {})
         if self.step not in full_steps(self.steps, self.growth):
@@ -80,17 +83,8 @@ class Spectrum:
 def spectrum(growth: float, pipe: Any) -> Iterator[Any]:
     """The pipeline with Spectrum on it, for one call."""
     transformer, state = pipe.transformer, Spectrum(growth, pipe)
-    blocks = list(transformer.blocks)
-    begin = transformer.forward
-    transformer.forward = lambda *args, **kwargs: state.begin(begin, *args, **kwargs)
-    for block in blocks:
-        block.forward = _answer(state, block.forward, block is blocks[-1])
-    try:
+    with ExitStack() as stack:
+        wrap_forward(stack, transformer, state.begin)
+        for block in transformer.blocks:
+            wrap_forward(stack, block, functools.partial(state.block, block is transformer.blocks[-1]))
         yield pipe
-    finally:
-        for module in (transformer, *blocks):
-            del module.forward
-
-
-def _answer(state: Spectrum, original: Callable[..., Any], is_last: bool) -> Callable[..., torch.Tensor]:
-    return lambda hidden, *args: state.block(original, is_last, hidden, *args)

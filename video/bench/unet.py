@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mmaccel import zoo
-from mmaccel.bench.benchmark import Benchmark, Section, by
+from mmaccel.bench.benchmark import Benchmark, Row, Section, by
 from mmaccel.comparison import results
 from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
@@ -24,7 +24,6 @@ from .unet_cases import DEFAULT, MODEL, SAMPLERS, DrawingCase, Sampler, cases
 
 PROMPTS, OTHERS, FEW = 16, 8, 2  # that judge, by other samplers than the default one, and at short length
 METRIC = "PSNR in dB to the picture of the plain pipeline, mean over prompts"
-Row = dict[str, Any]
 
 
 class Drawing(Workload):

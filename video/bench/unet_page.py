@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from operator import itemgetter
-from typing import Any
 
-from mmaccel.bench.benchmark import by
+from mmaccel.bench.benchmark import Row, by
 from mmaccel.bench.pages import markdown
 from mmaccel.bench.selection import CLOSE_ENOUGH
-from mmaccel.bench.winners import Figure, ahead, who_wins
+from mmaccel.bench.winners import ahead, who_wins
 from mmaccel.comparison.results import called
 
+from .findings import figures
 from .unet_cases import BUDGETS
 
-Row = dict[str, Any]
-FIGURES = tuple(
-    Figure(name, itemgetter(column), unit=" dB")
-    for name, column in (
-        ("to the plain picture, mean", "quality"),
-        ("to the plain picture, worst prompt", "psnr_worst"),
-        ("to the converged picture, mean", "psnr_converged"),
-        ("to the converged picture, worst prompt", "psnr_converged_worst"),
-    )
-)
+FIGURES = figures("picture")
 
 TITLE = "Pictures by a UNet"
 INTRO = """

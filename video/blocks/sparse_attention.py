@@ -218,8 +218,7 @@ class _Attention:
             if alike:
                 self._count(query, length * length)
             more = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-            dense: torch.Tensor = original(query, key, value, **more, enable_gqa=enable_gqa)
-            return dense
+            return original(query, key, value, **more, enable_gqa=enable_gqa)
         if order is not None:
             query, key, value = (x[:, :, order[0]] for x in (query, key, value))
         output, _ = kernels.block_sparse_attention(query, key, value, plan, scale=scale)

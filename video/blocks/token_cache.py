@@ -201,8 +201,7 @@ class _Stepper(CacheStepper):
     def share(self, layer: int) -> float:
         """Share of its tokens that a layer computes in a partial step."""
         given = self.method.fractions
-        share: float = self.uniform if given is None else given[layer]
-        return share
+        return self.uniform if given is None else given[layer]
 
     def count(self, layer: int, total: int) -> int:
         """The number of tokens for a share of `total`: 0 only for a share of 0."""

@@ -142,8 +142,7 @@ class KeysValues:
                     self.masks[branch] = more["attn_mask"]
                 # some blocks build theirs for the tokens they see; the layers may be spread over devices
                 more["attn_mask"] = self.masks[branch].to(query.device)
-            result: torch.Tensor = function(query, key, value, *rest, **more)
-            return result
+            return function(query, key, value, *rest, **more)
 
         with AttentionMode(attention):
             output = forward(*args, **kwargs)

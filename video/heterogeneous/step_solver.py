@@ -92,5 +92,4 @@ def record_products(
 
 def _products(velocities: list[torch.Tensor]) -> Array:
     rows = torch.stack(velocities)
-    products: Array = (rows @ rows.T).double().numpy()
-    return products
+    return (rows @ rows.T).double().numpy()

@@ -133,7 +133,6 @@ def found(model: Any, tokenizer: Any, needle: Needle) -> bool:
 
 def _generate(model: Any, prompt: torch.Tensor, count: int, **more: Any) -> torch.Tensor:
     mask = torch.ones_like(prompt)
-    result: torch.Tensor = model.generate(
+    return model.generate(
         prompt, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False, **more
     )
-    return result

@@ -93,9 +93,5 @@ def _tower_seconds(model: Any) -> Iterator[list[float]]:
         seconds.append(time.perf_counter() - began)
 
     tower = model.model.vision_tower
-    handles = [tower.register_forward_pre_hook(start), tower.register_forward_hook(stop)]
-    try:
+    with tower.register_forward_pre_hook(start), tower.register_forward_hook(stop):
         yield seconds
-    finally:
-        for handle in handles:
-            handle.remove()

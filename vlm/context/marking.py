@@ -65,5 +65,4 @@ def mark_contexts(
 def _tokens(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
     if not text and not add_special_tokens:
         return []
-    found: list[int] = tokenizer(text, add_special_tokens=add_special_tokens).input_ids
-    return found
+    return tokenizer(text, add_special_tokens=add_special_tokens).input_ids

@@ -85,8 +85,7 @@ class SessionAttention:
         given = query, key, value
 
         def plain() -> torch.Tensor:
-            result: torch.Tensor = original(module, *given, attention_mask, **more)[0]
-            return result
+            return original(module, *given, attention_mask, **more)[0]
 
         self.heads = query.shape[1]
         cached = self._cached(key)

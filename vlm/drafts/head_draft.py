@@ -73,8 +73,7 @@ class HeadDraft(FusedDraft):
     def layers(self, holder: Any) -> tuple[int, ...]:
         """Layers of the model whose inputs the head reads."""
         head = self._head(holder)
-        reads: tuple[int, ...] = () if head is None else head.config.layers_read
-        return reads
+        return () if head is None else head.config.layers_read
 
     def sources(self, call: Call, row: int) -> list[Source]:
         """The guesses of :class:`FusedDraft`, and the head."""

@@ -108,8 +108,7 @@ class ModelDraft(FusedDraft):
 
 
 def _vocabulary(model: Any) -> int:
-    size: int = model.config.get_text_config(decoder=True).vocab_size
-    return size
+    return model.config.get_text_config(decoder=True).vocab_size
 
 
 def _check(assistant: Any, model: Any) -> None:

@@ -141,8 +141,7 @@ class Adaptation:
         """That of the session, which a later run of it finds again."""
         if not self.method.reservoir or not self.condensing.counts or not self.adapter.has_texts:
             return None
-        found: Reservoir = self.session.memory.setdefault(self.method.name, Reservoir(self.method.reservoir))
-        return found
+        return self.session.memory.setdefault(self.method.name, Reservoir(self.method.reservoir))
 
     def attach(self, stack: ExitStack) -> None:
         """Wrap the calls of the model, and hook its layers, until `stack` closes."""
@@ -206,8 +205,7 @@ class Adaptation:
         """The logits of the pictures of the last pass with texts `[C, P]`."""
         target: Any = self.adapter.target
         unit = normalize(target.visual_projection(self.pooled), dim=-1)
-        logits: torch.Tensor = target.logit_scale.exp() * unit @ texts.to(unit).T
-        return logits
+        return target.logit_scale.exp() * unit @ texts.to(unit).T
 
     def _tokens(self) -> torch.Tensor:
         return torch.stack(self.condensing.seen, 1)

@@ -69,8 +69,7 @@ class VideoFrames:
         return iter(self.frames)
 
     def __getitem__(self, place: int | slice) -> np.ndarray:
-        found: np.ndarray = self.frames[place]
-        return found
+        return self.frames[place]
 
     def images(self) -> list[Image.Image]:
         """The frames as PIL pictures."""

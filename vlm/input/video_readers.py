@@ -273,8 +273,7 @@ def _pixels(frame: Any) -> np.ndarray:
     """A frame of PyAV as uint8 `[H, W, 3]`; FFmpeg would show what is behind transparent parts."""
     if frame.format.has_palette or any(component.is_alpha for component in frame.format.components):
         return np.asarray(on_white(Image.fromarray(frame.to_ndarray(format="rgba"))))
-    rgb: np.ndarray = frame.to_ndarray(format="rgb24")
-    return rgb
+    return frame.to_ndarray(format="rgb24")
 
 
 def _upright(frame: Any) -> np.ndarray:

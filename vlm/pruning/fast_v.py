@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mmaccel.method import Advice, is_count
 from mmaccel.registry import register
@@ -55,7 +55,6 @@ class FastV(Compressor):
         "keep=0.15",
     )
     excludes: ClassVar[frozenset[str]] = CACHE_METHODS
-    engaging: ClassVar[dict[str, Any]] = {"keep": 0.25}
 
     def __post_init__(self) -> None:
         super().__post_init__()

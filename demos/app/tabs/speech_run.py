@@ -78,8 +78,7 @@ def recognizer(models: Models, run: Run, request: SpeechRequest, **measured: Any
         kind: Any = MeasuredRecognizer if measured else speech.StreamingRecognizer
         made = kind(*shared.loaded, policy=request.policy, endpoint=request.endpoint, **request.told(), **measured)
         made.lock = shared.memory.setdefault("speech", {}).setdefault("lock", made.lock)
-    result: speech.StreamingRecognizer = made
-    return result
+    return made
 
 
 def listen(

@@ -224,8 +224,7 @@ def psnr(difference: torch.Tensor) -> str:
 
 
 def accelerated(model: Any) -> Acceleration | None:
-    found: Acceleration | None = model.model_options.get("transformer_options", {}).get(KEY)
-    return found
+    return model.model_options.get("transformer_options", {}).get(KEY)
 
 
 def acceleration_of(model: Any) -> Acceleration:

@@ -12,7 +12,6 @@ al., 2022) has it, and transformer and text encoder learn together what stands t
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
 from pathlib import Path
@@ -25,6 +24,7 @@ from diffusers.models.attention_processor import AttnProcessor
 from mmaccel import zoo
 from mmaccel.zoo.worlds import emoji_world as world
 
+from ..checkpoint import write_pipeline
 from ..optimizer import optimizers_of
 from ..recipe import Stage, begin, command_line
 from . import shape
@@ -48,13 +48,12 @@ class Trained(torch.nn.Module):
     def forward(self, tokens: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         """Logits `[B, V, H, W]` of masked codes `[B, H, W]` under captions `[B, TEXT_LENGTH]`."""
         text = self.text_encoder(words, output_hidden_states=True)
-        logits: torch.Tensor = self.transformer(
+        return self.transformer(
             tokens,
             encoder_hidden_states=text.hidden_states[-2],
             pooled_text_emb=text.text_embeds,
             micro_conds=shape.micro_conditions(len(tokens)),
         )
-        return logits
 
 
 def masked_loss(module: Trained, tokenizer, codes: torch.Tensor, captions: list[str], seed: int) -> torch.Tensor:
@@ -72,10 +71,9 @@ def masked_loss(module: Trained, tokenizer, codes: torch.Tensor, captions: list[
 
 def words_of(tokenizer, captions: list[str]) -> torch.Tensor:
     """Token ids `[B, TEXT_LENGTH]`, as the pipeline pads them."""
-    ids: torch.Tensor = tokenizer(
+    return tokenizer(
         captions, return_tensors="pt", padding="max_length", truncation=True, max_length=shape.TEXT_LENGTH
     ).input_ids
-    return ids
 
 
 def train(pictures: Pool, tokenizer, codes: torch.Tensor, args: argparse.Namespace) -> Stage:
@@ -103,14 +101,10 @@ def held_out_loss(module: Trained, tokenizer, pictures: Pool, rounds: int = 20, 
 
 
 def save(module: Trained, tokenizer, folder: Path, facts: dict[str, object]) -> None:
-    """Write what `mmaccel.zoo` ships beside the VQ model: float16 weights, configurations, tokenizer and facts."""
-    for name in ("text_encoder", "transformer"):
-        copy.deepcopy(getattr(module, name)).half().save_pretrained(folder / name)
+    """Write what `mmaccel.zoo` ships beside the VQ model."""
     scheduler, vq = shape.build_scheduler(), VQModel.from_pretrained(folder / "vqvae")
-    tokenizer.save_pretrained(folder / "tokenizer")
-    scheduler.save_pretrained(folder / "scheduler")
-    AmusedPipeline(vq, tokenizer, module.text_encoder, module.transformer, scheduler).save_config(folder)
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    pipeline = AmusedPipeline(vq, tokenizer, module.text_encoder, module.transformer, scheduler)
+    write_pipeline(pipeline, ("text_encoder", "transformer"), folder, facts)
 
 
 def facts(args: argparse.Namespace, step: int, **measured: float) -> dict[str, object]:

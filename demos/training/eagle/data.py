@@ -125,10 +125,9 @@ def _prompts(model: Any, tokenizer: Any, batch: int, number: int) -> list[list[i
     ]
     asked = [*texts, *_questions(model, tokenizer, batch - about)]
     turns = [[{"role": "user", "content": question}] for question in asked]
-    found: list[list[int]] = [
+    return [
         tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"] for turn in turns
     ]
-    return found
 
 
 def _questions(model: Any, tokenizer: Any, count: int) -> list[str]:

@@ -11,9 +11,7 @@ noise in it (Ho et al., 2020), as Stable Diffusion did.
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
-import json
 
 import numpy as np
 import torch
@@ -27,6 +25,7 @@ from mmaccel.zoo.worlds import emoji_world as world
 
 from ..amused.shape import build_tokenizer
 from ..amused.train import CAPTION_DROPOUT, words_of
+from ..checkpoint import write_pipeline
 from ..optimizer import muon_and_adam
 from ..recipe import Average, Stage, begin, command_line
 from ..wan.vae import kept_vae, pool
@@ -121,13 +120,7 @@ def sheet(pipeline: StableDiffusionPipeline, steps: int = 25) -> Image.Image:
 
 
 def save(pipeline: StableDiffusionPipeline, args: argparse.Namespace, step: int, **measured: float) -> None:
-    """Write what `mmaccel.zoo` ships beside the autoencoder: float16 weights, configurations, tokenizer and facts."""
-    folder = args.output / "model"
-    for name in ("text_encoder", "unet"):
-        copy.deepcopy(getattr(pipeline, name)).half().save_pretrained(folder / name)
-    pipeline.tokenizer.save_pretrained(folder / "tokenizer")
-    pipeline.scheduler.save_pretrained(folder / "scheduler")
-    pipeline.save_config(folder)
+    """Write what `mmaccel.zoo` ships beside the autoencoder."""
     facts = {
         "seed": args.seed,
         "vae_minutes": args.vae_minutes,
@@ -142,7 +135,7 @@ def save(pipeline: StableDiffusionPipeline, args: argparse.Namespace, step: int,
         "places": list(world.PLACES),
         "guidance_scale": shape.GUIDANCE,
     }
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_pipeline(pipeline, ("text_encoder", "unet"), args.output / "model", facts)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -13,9 +13,7 @@ the minutes depends on the machine.
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +24,7 @@ from PIL import Image
 from mmaccel.files import pictures
 from mmaccel.zoo.worlds import moving_world as world
 
+from ..checkpoint import write_pipeline
 from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from . import shape
@@ -132,13 +131,7 @@ def show(pipeline: WanPipeline, path: Path, prompts: tuple[str, ...] = PROMPTS[:
 
 
 def save(pipeline: WanPipeline, args: argparse.Namespace, step: int, **measured: float) -> None:
-    """Write what `mmaccel.zoo` ships beside the autoencoder: float16 weights, configurations, tokenizer and facts."""
-    folder = args.output / "model"
-    for name in ("text_encoder", "transformer"):
-        copy.deepcopy(getattr(pipeline, name)).half().save_pretrained(folder / name)
-    pipeline.tokenizer.save_pretrained(folder / "tokenizer")
-    pipeline.scheduler.save_pretrained(folder / "scheduler")
-    pipeline.save_config(folder)
+    """Write what `mmaccel.zoo` ships beside the autoencoder."""
     facts = {
         "seed": args.seed,
         "vae_minutes": args.vae_minutes,
@@ -155,7 +148,7 @@ def save(pipeline: WanPipeline, args: argparse.Namespace, step: int, **measured:
         "text_length": shape.TEXT_LENGTH,
         "guidance_scale": shape.GUIDANCE,
     }
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_pipeline(pipeline, ("text_encoder", "transformer"), args.output / "model", facts)
 
 
 def main(argv: list[str] | None = None) -> None:

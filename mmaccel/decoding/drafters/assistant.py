@@ -173,5 +173,4 @@ class Assistant(CostlySource):
         fed, self._read = torch.tensor([ids[same:]], device=self.model.device), len(ids) - same
         output = self.model(fed, **cached(self._cache), use_cache=True, logits_to_keep=1)
         self._held = list(ids)
-        logits: torch.Tensor = output.logits[0, -1]
-        return logits
+        return output.logits[0, -1]

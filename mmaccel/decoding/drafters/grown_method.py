@@ -77,8 +77,7 @@ class GrownMethod(DraftMethod):
 
     def width(self, call: Call) -> PassCost:
         """What passes over so many rows cost."""
-        found: PassCost = self._kept(call, f"cost of {call.rows} rows", PassCost(self.block + 1, self.always))
-        return found
+        return self._kept(call, f"cost of {call.rows} rows", PassCost(self.block + 1, self.always))
 
     def sources(self, call: Call, row: int) -> list[Source]:
         """Where the guesses for a row come from, as far as kept for the session."""

@@ -52,5 +52,4 @@ class SuffixMethod(DraftMethod):
     def drafter(self, call: Call, row: int) -> SuffixIndex:
         """The texts of this session that stood in this row of a batch."""
         index = SuffixIndex(self.longest, self.shortest, self.remember, self._forbidden(call.session))
-        found: SuffixIndex = call.session.memory.setdefault(f"{self.name}, row {row}" if row else self.name, index)
-        return found
+        return call.session.memory.setdefault(f"{self.name}, row {row}" if row else self.name, index)

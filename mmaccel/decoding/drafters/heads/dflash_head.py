@@ -57,8 +57,7 @@ class DFlashHead(DraftHead):
 
     def rotary(self, model: Any = None) -> nn.Module:
         config: Any = self.config
-        rotary: nn.Module = Qwen3RotaryEmbedding(config)
-        return rotary
+        return Qwen3RotaryEmbedding(config)
 
     def _take(self, theirs: tuple[Any, Any], vocabulary: int, at: tuple[torch.device, torch.dtype]) -> None:
         super()._take(theirs, vocabulary, at)
@@ -71,8 +70,7 @@ class DFlashHead(DraftHead):
             )
 
     def join(self, states: Tensor) -> Tensor:
-        joined: Tensor = self.hidden_norm(self.fc(states))
-        return joined
+        return self.hidden_norm(self.fc(states))
 
     def read(self, states: Tensor, places: Tensor, cache: DynamicCache) -> None:
         """Add keys and values of the model's states `[B, N, F]` at positions `[B, N]` to a cache."""
@@ -103,8 +101,7 @@ class DFlashHead(DraftHead):
         turned = self.rotary_emb(found, places)
         for layer, sees in zip(self.layers, self.config.sees, strict=True):
             found = layer(found, attention_mask=mask[sees], position_embeddings=turned, past_key_values=cache)
-        states: Tensor = self.norm(found)
-        return states
+        return self.norm(found)
 
     def embedded(self, tokens: Tensor, like: Tensor) -> Tensor:
         return super().embedded(tokens, like) * self.config.embedding_scale

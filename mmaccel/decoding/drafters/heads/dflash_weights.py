@@ -84,8 +84,7 @@ def configuration(path: str, model: Any) -> PretrainedConfig:
     }
     config: Any = KINDS[kind](**given)
     config.sees = _sees(path, told, kind, config)
-    found: PretrainedConfig = config
-    return found
+    return config
 
 
 def _require_dflash(path: str, told: dict[str, Any], kind: str) -> None:

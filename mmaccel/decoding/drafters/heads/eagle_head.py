@@ -61,8 +61,7 @@ class EagleHead(DraftHead):
 
     def rotary(self, model: Any = None) -> nn.Module:
         config: Any = self.config
-        rotary: nn.Module = LlamaRotaryEmbedding(config)
-        return rotary
+        return LlamaRotaryEmbedding(config)
 
     def join(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:
@@ -70,8 +69,7 @@ class EagleHead(DraftHead):
         if self.fc_norm:
             parts = states.chunk(len(self.fc_norm), -1)
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
-        joined: Tensor = self.fc(states)
-        return joined
+        return self.fc(states)
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, places: Tensor, mask: Tensor | None, cache: DynamicCache
@@ -94,5 +92,4 @@ class EagleHead(DraftHead):
 
 
 def _norm(config: PretrainedConfig, size: int) -> nn.Module:
-    norm: nn.Module = LlamaRMSNorm(size, eps=config.rms_norm_eps)
-    return norm
+    return LlamaRMSNorm(size, eps=config.rms_norm_eps)

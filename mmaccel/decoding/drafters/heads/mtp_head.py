@@ -40,12 +40,10 @@ class MTPHead(DraftHead):
         self.rotary_emb = nn.Identity()
 
     def rotary(self, model: Any) -> nn.Module:
-        turned: nn.Module = type(model.get_decoder().rotary_emb)(config=self.config)
-        return turned
+        return type(model.get_decoder().rotary_emb)(config=self.config)
 
     def join(self, states: Tensor) -> Tensor:
-        joined: Tensor = self.final_norm(states)
-        return joined
+        return self.final_norm(states)
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, places: Tensor, mask: Tensor | None, cache: DynamicCache
@@ -55,5 +53,4 @@ class MTPHead(DraftHead):
         turned = self.rotary_emb(joined, places, **self._turns)
         told = {"position_ids": places, "position_embeddings": turned, "past_key_values": cache}
         found = self.layer(joined, attention_mask=mask, **told)
-        normed: Tensor = self.norm(found if isinstance(found, Tensor) else found[0])
-        return normed
+        return self.norm(found if isinstance(found, Tensor) else found[0])

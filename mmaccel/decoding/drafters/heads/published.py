@@ -30,8 +30,7 @@ ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 def told_of(path: str) -> dict[str, Any]:
     """What the configuration of a head says."""
-    told: dict[str, Any] = json.loads(Path(file_of(path, "config.json")).read_text())
-    return told
+    return json.loads(Path(file_of(path, "config.json")).read_text())
 
 
 def weights_of(path: str) -> dict[str, Tensor]:
@@ -50,8 +49,7 @@ def files_of(path: str, given: str = "head=") -> dict[str, str]:
     found = _cached(path, ONE)
     index = _cached(path, INDEX) if found is None else None
     if index is not None:
-        names: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
-        return names
+        return json.loads(Path(index).read_text())["weight_map"]
     with safe_open(found or file_of(path, ONE, given), "pt") as file:
         return dict.fromkeys(file.keys(), ONE)
 

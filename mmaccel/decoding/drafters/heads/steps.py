@@ -175,8 +175,7 @@ class HeadSteps:
         device = self.head.device
         mask = None if tokens.shape[1] == 1 and bool(seen.all()) else seen.to(device)[:, None]
         fed, at = torch.stack([tokens, places.clamp(min=0)]).to(device)
-        found: Tensor = self.head(fed, hidden, at, mask, self._cache)
-        return found
+        return self.head(fed, hidden, at, mask, self._cache)
 
     def _likely(self, hidden: Tensor, depths: Sequence[int]) -> list[Likely]:
         """Tokens after each of some states `[N, H]`, the likeliest first; of a sampled text what will be drawn."""
