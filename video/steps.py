@@ -150,7 +150,7 @@ class RunFollower:
             self.drop()
         if self.session.adapter.ends_run(kwargs):
             self.end(broken=False)
-        if self.stepper is None or self.session.adapter.is_of_no_step(kwargs):  # outside of a run, or of its steps
+        if self.stepper is None or self.session.adapter.is_of_no_step(denoiser, kwargs):  # of no run or step
             return original(*args, **kwargs)
         run = self.stepper.run
         is_first = run.branch < 0

@@ -54,7 +54,7 @@ class KeptStates(ABC):
         """Logits of a pass in which attention does what `mode` says.
 
         Raises an `UnsupportedTargetError` if nothing was kept: a model may compute its attention in another way than
-        its file tells, and later passes would do without the context.
+        its class tells, and later passes would do without the context.
         """
         self.mode, self._thread = mode, threading.get_ident()
         try:

@@ -77,8 +77,9 @@ class Entry:
 
     @property
     def exact(self) -> bool:
-        """Whether it promises the plain output or its distribution."""
-        return self.kind == PLAIN or (self.plan is not None and self.plan.exact)
+        """Whether it promises the plain output or its distribution, as its plan and all its reports say."""
+        told = all(sample.report.get("exact", True) for sample in self.samples)
+        return self.kind == PLAIN or (self.plan is not None and self.plan.exact and told)
 
     def judged(self, trial: Workload, seed: int, plain: Any, output: Any) -> None:
         """Note the quality of an output, and keep it if it is the worst."""

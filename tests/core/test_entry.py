@@ -333,3 +333,10 @@ def test_runs_take_turns_in_an_order_that_turns():
     assert order == [(number, name) for number, names in enumerate(("abc", "bca", "cab", "abc")) for name in names]
     found = {entry.label: [entry.metrics[number]["made"] for number in range(4)] for entry in entries}
     assert found == {name: [f"{name}{number}" for number in range(4)] for name in "abc"}
+
+
+@pytest.mark.parametrize("told", (True, False))
+def test_a_plan_is_exact_as_far_as_the_reports_of_its_runs_say_so(told):
+    made = Entry("x", "method", planned(EXACT), samples=[sample(seed=0), sample(seed=1)])
+    made.samples[1].report["exact"] = told
+    assert made.exact is told

@@ -13,6 +13,7 @@ import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from diffusers import hooks
+from transformers import LlamaConfig
 
 from mmaccel import private
 from mmaccel.adapter import Adapter
@@ -608,10 +609,7 @@ def test_what_surrounds_the_steps_of_a_loop_is_in_the_installed_version():
 
 
 def test_a_changed_configuration_is_a_copy():
-    class Config:
-        _attn_implementation_internal = _attn_implementation = "sdpa"
-
-    config = Config()
+    config = LlamaConfig(attn_implementation="sdpa")
     changed = private.with_attention(config, "ours")
     assert changed is not config and changed._attn_implementation_internal == "ours"
     assert config._attn_implementation_internal == private.attention_name(config) == "sdpa"

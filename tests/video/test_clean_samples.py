@@ -75,6 +75,8 @@ def test_it_leads_back_to_what_the_denoiser_returned(name, prediction):
         ("FlowMatchEulerDiscreteScheduler", {}),
         ("UniPCMultistepScheduler", {"prediction_type": "flow_prediction", "use_flow_sigmas": True}),
         ("KDPM2DiscreteScheduler", {}),
+        ("DDIMInverseScheduler", {}),
+        ("DDPMScheduler", {"variance_type": "learned_range"}),
         ("EDMEulerScheduler", {}),
     ),
 )

@@ -351,12 +351,13 @@ def test_guidance_that_comes_or_goes_leaves_other_branches_theirs(method, part, 
     assert len(set(numbers)) == 3, "each number has one text"
 
 
+@pytest.mark.parametrize("made", ("modular", "modular_sdxl"))
 @pytest.mark.parametrize("still", (0, 1, 2))
-def test_nothing_is_forecast_from_steps_in_which_guidance_stands_still(still):
-    """CFG-Zero*: its first velocities are zeros, and no slope leads from them to the next."""
-    pipe, call = modular()
+def test_nothing_is_forecast_from_steps_in_which_guidance_stands_still(still, made):
+    """CFG-Zero*: its first velocities are zeros, or its first noise, and no slope leads from them to the next."""
+    pipe, call = globals()[made]()
     pipe.update_components(guider=diffusers.ClassifierFreeZeroStarGuidance(3.0, zero_init_steps=still))
-    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5, warmup=1)) as fast:
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5, warmup=1, interval=2)) as fast:
         run(fast, call)
         assert list(video.trace_of(fast).shares()[:4]) == [1, float(still > 0), 1, 0] and fast.report.engaged
 

@@ -867,11 +867,30 @@ class Reading(loop.Loop):
 
 
 @pytest.mark.parametrize("method", (video.HeterogeneousSteps(), video.EasyCache(1e6), video.BlockCache(1e6)), ids=str)
-def test_a_pass_that_reads_a_reference_is_of_no_step(method):
+def test_a_pass_that_reads_a_reference_is_of_no_step(method, monkeypatch):
     pipe, start, call = loop.pipeline("WanTransformer3DModel")
     with mmaccel.accelerate(pipe, method) as fast:
         expected, plain = fast(start, call, steps=12), fast.report
     pipe.__class__, pipe.transformer.__class__ = Reading, Referring
+    monkeypatch.setattr("mmaccel.video.families.adapter.EXTRACTING", Referring.__name__)
     with mmaccel.accelerate(pipe, method) as fast:
         assert torch.equal(fast(start, call, steps=12), expected) and fast.report.engaged
         assert (fast.report.plain_forwards, fast.report.warnings) == (plain.plain_forwards, plain.warnings)
+
+
+class FirstReading(loop.Loop):
+    """Reads its reference in the passes of the first step itself, as Flux 2 Klein KV and Qwen-Image 2.1 do."""
+
+    def _rows(self, state, t, call, branches):
+        mode = {"kv_cache_mode": "extract"} if float(t) == float(self.scheduler.timesteps[0]) else {}
+        return super()._rows(state, t, lambda branch: {**call(branch), **mode}, branches)
+
+
+def test_a_first_step_that_reads_a_reference_is_a_step():
+    pipe, start, call = loop.pipeline("WanTransformer3DModel")
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        expected, plain = fast(start, call, steps=12), fast.report
+    pipe.__class__, pipe.transformer.__class__ = FirstReading, Referring
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        assert torch.equal(fast(start, call, steps=12), expected)
+        assert fast.report.details["computed"] == plain.details["computed"]

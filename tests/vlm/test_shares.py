@@ -121,5 +121,16 @@ def test_dycoke_says_where_its_first_frames_leave_nothing_to_others(onevision):
     assert len(found[4]) == 1 and why in found[4][0] and not found[8]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "window", "said"),
+    ((100, 4, "window=64 and at least tokens=112"), (90, 4, "window=64 and at least"), (161, 4, None)),
+)
+def test_dycoke_names_a_window_and_tokens_that_are_enough_together(tokens, window, said):
+    """Of 64 frames of 49 tokens: with either alone it would say so again."""
+    found = vlm.DyCoke(keep=None, tokens=tokens, window=window).lacks(64, 49)
+    assert (found is None) if said is None else said in found
+    assert vlm.DyCoke(keep=None, tokens=112, window=64).lacks(64, 49) is None
+
+
 def test_a_picture_has_no_other_frame():
     assert vlm.DyCoke(keep=0.1).lacks(1, 100) is None and vlm.VidCom2(keep=0.001).lacks(9, 9) is None

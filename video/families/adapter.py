@@ -28,6 +28,7 @@ DENOISERS = (
     "decoder",
 )
 PRIOR_SCHEDULER = "prior_scheduler"
+EXTRACTING = "WanAnimate2Transformer3DModel"  # which reads the driving video in a pass of its own
 TRANSFORMERS = frozenset({"diffusion transformer"})
 UNETS = frozenset({"diffusion unet"})
 IN_BLOCKS = frozenset({"diffusion in blocks"})  # which draws a video block after block, each with steps of its own
@@ -107,9 +108,12 @@ class DiffusionTransformerAdapter(Adapter):
                 f"{type(pipe).__name__} has not loaded its {absent[0]}: call pipe.load_components() before accelerate()"
             )
 
-    def is_of_no_step(self, given: dict[str, Any]) -> bool:
-        """Whether a pass with these arguments only makes what those of the steps read, as WanAnimate 2's first."""
-        return given.get("kv_cache_mode") == "extract"
+    def is_of_no_step(self, denoiser: Any, given: dict[str, Any]) -> bool:
+        """Whether a pass only makes what those of the steps read: WanAnimate 2's first, by its own arguments.
+
+        Of others, such as Flux 2 Klein KV, it is the first step that does so.
+        """
+        return given.get("kv_cache_mode") == "extract" and type(denoiser).__name__ == EXTRACTING
 
     def ends_run(self, given: dict[str, Any]) -> bool:
         """Whether a pass with these arguments comes behind the last step of a run, and is part of none."""

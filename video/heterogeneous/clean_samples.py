@@ -17,7 +17,9 @@ from mmaccel.stepping.replay import Make
 from ..samplers import is_flow
 
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
-MIDWAY = ("sigmas_interpol", "mid_point_sigma")  # where samplers keep levels at which they evaluate half of their steps
+# What samplers have that evaluate half of their steps at levels between, or all at those of the step before, as DDIM
+# does from data to noise.
+OTHERS = ("sigmas_interpol", "mid_point_sigma", "initial_alpha_cumprod")
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,15 @@ def mixtures(scheduler: Any) -> list[Mixture]:
     """Those of the steps of a sampler of noise; none for flow matching, whose velocity is as good to forecast."""
     config, products = scheduler.config, getattr(scheduler, "alphas_cumprod", None)
     prediction = config.get("prediction_type")
-    is_other = is_flow(scheduler) or config.get("use_flow_sigmas") or any(hasattr(scheduler, name) for name in MIDWAY)
-    if products is None or prediction not in PREDICTIONS or is_other:
+    is_other = is_flow(scheduler) or config.get("use_flow_sigmas") or any(hasattr(scheduler, name) for name in OTHERS)
+    is_wider = str(config.get("variance_type")).startswith("learned")  # what the denoiser returns than the sample
+    if products is None or prediction not in PREDICTIONS or is_other or is_wider:
         return []
     sigmas = getattr(scheduler, "sigmas", None)
     if sigmas is None:
-        kept = products[scheduler.timesteps.long().cpu()].double()
+        kept = products.cpu()[scheduler.timesteps.long().cpu()].double()  # which Apple's GPUs have not
     else:
-        kept = 1 / (1 + torch.as_tensor(sigmas).double() ** 2)
+        kept = 1 / (1 + torch.as_tensor(sigmas).cpu().double() ** 2)
     # samplers that know only sigmas have samples of clean + sigma * noise
     grows = sigmas is not None and not hasattr(scheduler, "_sigma_to_alpha_sigma_t")
     return [

@@ -40,14 +40,14 @@ class HeterogeneousSteps(DiffusionMethod):
     Some steps, denser at both ends of a run, compute all tokens. In the others every token moves by a forecast: its
     last velocity and its slope, or a part of it. When a token is computed again, the forecast steps since then are
     corrected: the sampler repeats them, with velocities on the parabola through the last three computed ones, or with
-    multistep samplers on the line through two. With samplers of noise (DDIM, PNDM, DPM-Solver++, Euler's for Stable
-    Diffusion: all but those of flow matching) it is not the velocity that is forecast and corrected but the clean
-    sample that the denoiser sees, which changes less where there is much noise. A few steps may compute only the
-    hottest tokens, which attend to the kept keys and values of all; no measurement found this better than computing
-    none, so it is off by default. Where every frame has a sampler of its own (diffusion forcing, as in SkyReels-V2), a
-    step is computed or forecast for all frames that it moves, and each is forecast and corrected along its own noise
-    levels. Sound that is drawn beside the frames, as in LTX-2 and Kandinsky 6, is neither: in skipped steps it goes on
-    with its last velocity. Lossy below a budget of 1.
+    multistep samplers on the line through two. With most samplers of noise (DDIM, PNDM, DPM-Solver++, Euler's for
+    Stable Diffusion) it is not the velocity that is forecast and corrected but the clean sample that the denoiser sees,
+    which changes less where there is much noise. A few steps may compute only the hottest tokens, which attend to the
+    kept keys and values of all; no measurement found this better than computing none, so it is off by default. Where
+    every frame has a sampler of its own (diffusion forcing, as in SkyReels-V2), a step is computed or forecast for all
+    frames that it moves, and each is forecast and corrected along its own noise levels. Sound that is drawn beside the
+    frames, as in LTX-2 and Kandinsky 6, is neither: in skipped steps it goes on with its last velocity. Lossy below a
+    budget of 1.
 
     Parameters
     ----------
@@ -78,9 +78,9 @@ class HeterogeneousSteps(DiffusionMethod):
         Full steps at the beginning. The default is four tenths of the computed steps, measured to keep the prompts that
         otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. If fewer than 8 steps and less than a
         third of the run are computed it is 1 too. With fewer than 8 computed steps, multistep samplers, such as UniPC,
-        may do as well with fewer steps, and the report says so; those of noise then compute steps at equal distances,
-        from the first on. With none of this, `cooldown` and `interval` given, runs of fewer than 10 steps are computed
-        as they are, and the report says what helps instead.
+        may do as well with fewer steps, and the report says so; those of noise whose steps are corrected then compute
+        steps at equal distances, from the first on. With none of this, `cooldown` and `interval` given, runs of fewer
+        than 10 steps are computed as they are, and the report says what helps instead.
     cooldown
         Full steps at the end. The default is 1.
     interval

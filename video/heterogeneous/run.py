@@ -225,6 +225,7 @@ class HeterogeneousRun(Stepper):
             if not is_one_step(self.session.target.scheduler):
                 begin, end = allocation.levels[allocation.index :][:2]
                 make = straight(make, end - begin)
+        is_still = is_first and not output.any()  # CFG-Zero* stands still at first: no later velocity follows from that
         if self.mixtures and output.shape == sample.shape:  # else with a variance beside it
             make, output = by_clean(self.mixtures[run.step], make, output, sample, allocation.share == 1)
         # guidance that begins or ends: no slope leads from what it gave before to what it gives now
@@ -235,7 +236,7 @@ class HeterogeneousRun(Stepper):
         result = allocation.step(make, output, sample)
         if run.frame == run.moving[-1]:
             self._note_step()
-        if is_first and not output.any():  # CFG-Zero* stands still at first: no later velocity follows from that
+        if is_still:
             allocation.restart()
         return result
 

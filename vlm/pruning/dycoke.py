@@ -75,17 +75,25 @@ class DyCoke(Compressor):
     def lacks(self, frames: int, cells: int) -> str | None:
         whole = frames * cells
         count = self.count(whole)
-        window = self._window(frames, cells, count) if count >= cells else frames
-        first = -(-frames // window)
-        least = first * cells + frames - first
-        if frames == 1 or count >= least:
+        window = wide = self._window(frames, cells, count) if count >= cells else frames
+        while wide < frames and count < self._least(frames, cells, wide):
+            wide *= 2
+        least = self._least(frames, cells, wide)
+        if frames == 1 or count >= self._least(frames, cells, window):
             return None
-        if first > 1:
-            what, enough = f"the first of every {window} frames", f"window={2 * window}"
-        else:
+        what = f"the first of every {window} frames" if window < frames else f"one frame of {cells}"
+        narrow = self._window(frames, cells, max(count, least)) < min(wide, frames)
+        enough = [f"window={wide}"] if narrow else []
+        if count < least:
             share = f"keep={math.ceil(1000 * least / whole) / 1000}"
-            what, enough = f"one frame of {cells}", f"at least {share if self.tokens is None else f'tokens={least}'}"
-        return f"{count} tokens are not {what} and a token of each other frame: give {enough}"
+            enough.append(f"at least {share if self.tokens is None else f'tokens={least}'}")
+        return f"{count} tokens are not {what} and a token of each other frame: give {' and '.join(enough)}"
+
+    @staticmethod
+    def _least(frames: int, cells: int, window: int) -> int:
+        """Tokens of the first frame of every window, and one of each other frame."""
+        first = -(-frames // window)
+        return first * cells + frames - first
 
     def _window(self, frames: int, cells: int, budget: int) -> int:
         """Frames of a window whose first frames fit into a budget of at least one."""

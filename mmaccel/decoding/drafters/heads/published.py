@@ -14,7 +14,7 @@ from transformers.utils.hub import cached_file
 
 from mmaccel.errors import UnsupportedTargetError, WeightsError
 
-from .draft_head import DraftHead, dense, has_values
+from .draft_head import QUANTIZED, DraftHead, dense, has_values
 
 Head = TypeVar("Head", bound=DraftHead)
 TO_SAFE = (
@@ -148,8 +148,11 @@ def _check(path: str, head: DraftHead, model: Any) -> None:
             " trained for it"
         )
     size, embedding = head.config.hidden_size, model.get_input_embeddings().weight
-    pairs = (head.embedding, embedding), (head.output, theirs)
-    if any(own is None and not has_values(matrix, size) for own, matrix in pairs):
+    for own, matrix, kept in ((head.embedding, embedding, "embedding"), (head.output, theirs, "lm_head")):
+        if own is not None or has_values(matrix, size):
+            continue
+        if not has_values(matrix, matrix.shape[-1]):
+            raise UnsupportedTargetError(f"{name} {QUANTIZED.format(kept)}")
         raise WeightsError(f"{path}/model.safetensors has no embedding or output, and the model's cannot serve it")
     if head.embedding is not None:
         given = dense(embedding)
