@@ -672,6 +672,7 @@ def test_padding_is_seen_where_a_layer_is(own):
     kept, layer = KeptPrefix(refresh=0), torch.nn.Module()
     states = torch.zeros(2, 1, 2, 8, device="meta")
     kept.padding = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    kept._thread = threading.get_ident()
     kept.mode, kept.first, kept.kept = "reuse", 4, {id(layer): (torch.zeros(2, 1, 4, 8, device="meta"),) * 2}
     mask = kept.attend(lambda *given, **_: given[4], layer, states, states, states, own)
     assert mask.is_meta and mask.shape[-1] == 6
@@ -680,6 +681,7 @@ def test_padding_is_seen_where_a_layer_is(own):
 def test_a_window_is_renewed_where_a_layer_is():
     kept, layer = KeptWindow(2, 4, 8, lambda: 0), torch.nn.Module()
     states = torch.zeros(2, 1, 2, 8, device="meta")
+    kept._thread = threading.get_ident()
     kept.mode, kept.kept = "renew", {id(layer): (torch.zeros(2, 1, 6, 8, device="meta"),) * 2}
     kept.places, kept.visible = torch.tensor([[4, 5]] * 2), torch.ones(2, 1, 1, 6, dtype=torch.bool)
     keys, mask = kept.attend(lambda *given, **_: given[2::2], layer, states, states, states, None)

@@ -14,7 +14,8 @@ from mmaccel.demos.comfyui.__main__ import PACK
 def nodes(monkeypatch):
     api = SimpleNamespace(ComfyExtension=object, io=SimpleNamespace(ComfyNode=object), ui=None)
     names = ("comfy", "comfy.patcher_extension", "comfy.sample", "comfy.samplers", "comfy_api", "latent_preview")
-    stands_in = {**{name: SimpleNamespace() for name in names}, "comfy_api.latest": api}
+    found = {"comfy_api.latest": api, "comfy.model_sampling": SimpleNamespace(CONST=object)}
+    stands_in = {**{name: SimpleNamespace() for name in names}, **found}
     for name, module in stands_in.items():
         monkeypatch.setitem(sys.modules, name, module)
     spec = importlib.util.spec_from_file_location("nodes_under_test", PACK / "nodes.py")

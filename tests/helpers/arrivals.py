@@ -142,7 +142,7 @@ def _image(seen, monkeypatch):
 def _video(seen, monkeypatch):
     def film(target, prompt, settings, **more):
         seen.note(prompt=prompt, **dataclasses.asdict(settings), **more)
-        return SimpleNamespace(frames=[PICTURE] * 2, seconds=1.0)
+        return SimpleNamespace(frames=[PICTURE] * 2, seconds=1.0, kind="clip")
 
     save = clips.save
 

@@ -36,11 +36,12 @@ def built(family):
     return model, arguments(), method
 
 
-def answered(model, call, method):
+def answered(model, call, method, told=()):
+    """What a call gives; its report warns of no more than what is `told`."""
     with mmaccel.accelerate(model, method) as fast:
         torch.manual_seed(0)
         tokens = fast.generate(**call)
-        assert fast.report.engaged and not fast.report.warnings
+        assert fast.report.engaged and [text.partition(":")[0] for text in fast.report.warnings] == list(told)
         return tokens
 
 
@@ -143,7 +144,7 @@ def test_quantised_token_models_work_and_stay_quantised(family):
     int8(model)
     torch.manual_seed(0)
     before = model.generate(**call)
-    answered(model, call, method)
+    answered(model, call, method, ["not exact here"] if method.exact else [])
     torch.manual_seed(0)
     assert torch.equal(model.generate(**call), before)
 

@@ -163,8 +163,9 @@ def test_an_example_or_all_of_ones_own():
     check_example(own, ["clip.mp4", "what?"], "a clip")
     check_example(shipped, [None, ""], "a clip")
     check_example(shipped, [], "a clip")
-    for given in ([None, "what?"], ["clip.mp4", None], []):
-        with pytest.raises(SettingError, match="there is no input: give a clip, or --example for a shipped one"):
+    for given, lacks in (([None, "what?"], "a part"), (["clip.mp4", None], "a part"), ([None, None], ""), ([], "")):
+        lacking = "a part of the input is missing" if lacks else "there is no input"
+        with pytest.raises(SettingError, match=f"^{lacking}: give a clip, or --example for a shipped one"):
             check_example(own, given, "a clip")
     with pytest.raises(SettingError, match="--example replaces a file of your own"):
         check_example(shipped, [None, "what?"], "a clip")
