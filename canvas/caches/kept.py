@@ -71,16 +71,7 @@ class KeptStates(ABC):
         return self._attend(original, *args, **kwargs) if ours else original(*args, **kwargs)
 
     @abstractmethod
-    def _attend(
-        self,
-        original: Callable[..., Any],
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def _attend(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What attention does in a pass with a mode."""
 
 

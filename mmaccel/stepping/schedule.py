@@ -160,12 +160,12 @@ def refresh(
     return Schedule(tuple(done))
 
 
-def evenly(steps: int, budget: float) -> Schedule:
+def equal_gaps(steps: int, budget: float) -> Schedule:
     """Full steps at equal distances from the first on, as a run of so few steps has them.
 
     Examples
     --------
-    >>> "".join("#" if f else "." for f in evenly(20, 0.25).fractions)
+    >>> "".join("#" if f else "." for f in equal_gaps(20, 0.25).fractions)
     '#...#...#...#...#...'
     """
     count = min(steps, max(1, round(budget * steps)))

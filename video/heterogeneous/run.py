@@ -13,7 +13,7 @@ from mmaccel.cache import require_memory
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.stepping.allocation import TARGETS, StepAllocation
 from mmaccel.stepping.run import FrameRun, SamplerRun
-from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, evenly, groups, refresh
+from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, equal_gaps, groups, refresh
 from mmaccel.stepping.tensors import count_bytes, predicted
 
 from ..families.adapter import PipelineSession, token_grid
@@ -100,8 +100,8 @@ class HeterogeneousRun(Stepper):
             return chosen(steps, method.steps)
         if self.is_short(steps):
             return Schedule((1.0,) * steps)
-        if self._is_spaced_evenly(steps, budget):
-            return evenly(steps, budget)
+        if self._has_equal_gaps(steps, budget):
+            return equal_gaps(steps, budget)
         if method.policy == "groups":
             return groups(steps, budget, method.warmup, method.cooldown, method.interval)
         warmup = method.warmup
@@ -127,7 +127,7 @@ class HeterogeneousRun(Stepper):
         """Whether a run of so many steps is better computed than forecast; what a second expert has left is none."""
         return min(steps, self.longest) < FEW_STEPS and self.expert is None and not self._is_asked
 
-    def _is_spaced_evenly(self, steps: int, budget: float) -> bool:
+    def _has_equal_gaps(self, steps: int, budget: float) -> bool:
         """Whether so few clean samples are computed that a sampler of several past ones does best with equal gaps."""
         scheduler, method = self.session.target.scheduler, self.method
         if not self.mixtures or method.policy == "groups" or method.fraction or self._is_asked:

@@ -68,13 +68,14 @@ class _Recorder(Stepper):
     def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
         super().__init__(session, run)
         self.velocities: list[torch.Tensor] = []
+        self.mixtures = mixtures(session.target.scheduler)
 
     def step(self, make: Forward, output: torch.Tensor, sample: torch.Tensor) -> Any:
         run = self.run
         if not self.velocities:  # image-to-image starts further down
             self.session.memory.update(velocities=self.velocities, levels=run.levels[run.step :], first=run.step)
-        mixed = mixtures(self.session.target.scheduler)
-        forecast = mixed[run.step].clean(output, sample) if mixed and output.shape == sample.shape else output
+        is_clean = self.mixtures and output.shape == sample.shape
+        forecast = self.mixtures[run.step].clean(output, sample) if is_clean else output
         self.velocities.append(forecast.float().flatten().cpu())
         return make(output, sample)
 

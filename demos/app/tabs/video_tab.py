@@ -62,24 +62,9 @@ def build(frame: Frame) -> None:
                 numbers = [panels.optional_number(name, OWN) for name in names]
         with gr.Column(scale=2, min_width=300):
             board = panels.board()
-            clip = gr.Video(
-                label="Clip",
-                show_label=False,
-                interactive=False,
-                visible=False,
-                autoplay=True,
-                loop=True,
-                height=HEIGHT,
-            )
-            picture = gr.Image(
-                label="Picture",
-                show_label=False,
-                interactive=False,
-                visible=False,
-                height=HEIGHT,
-                format="png",
-                buttons=["download", "fullscreen"],
-            )
+            look: Any = {"show_label": False, "interactive": False, "visible": False, "height": HEIGHT}
+            clip = gr.Video(label="Clip", autoplay=True, loop=True, **look)
+            picture = gr.Image(label="Picture", format="png", buttons=["download", "fullscreen"], **look)
             picked = gallery(cards, [prompt], advanced.model)
             results = panels.results()
             computed = panels.heat_map()
