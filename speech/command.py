@@ -209,17 +209,13 @@ def _heard(arguments: argparse.Namespace) -> tuple[Iterable[Any], int, int | Non
     if arguments.audio == "-":
         return _standard_input(arguments), arguments.rate, arguments.channels
     if arguments.audio:
-        return _file_chunks(arguments.audio), 16_000, None
+        from .audio.audio import read_audio
+
+        return read_audio(arguments.audio).split(1600), 16_000, None
     from .audio.microphone import Microphone
 
     microphone = Microphone()
     return microphone, microphone.rate, 1
-
-
-def _file_chunks(path: str) -> Iterator[Any]:
-    from .audio.audio import read_audio
-
-    return iter(read_audio(path).split(1600))
 
 
 def _standard_input(arguments: argparse.Namespace) -> Iterator[bytes]:

@@ -115,7 +115,8 @@ def left_out(folder: Path, batching: Batching) -> str:
         visible = sorted(name for name in files if not name.startswith("."))
         others.update(Path(name).suffix.lower() for name in visible)
         below = [os.path.join(place, name) for name in (*folders, *visible)]
-        links += [shown(os.path.relpath(path, folder)) for path in below if _leads_to_no_file(path)]
+        dead = (path for path in below if os.path.islink(path) and not os.path.isfile(path))
+        links += [shown(os.path.relpath(path, folder)) for path in dead]
     counts = [
         f"{count} x {shown(ending) if ending else 'no ending'}"
         for ending, count in sorted(others.items(), key=lambda found: (-found[1], found[0]))
@@ -124,10 +125,6 @@ def left_out(folder: Path, batching: Batching) -> str:
     said = [f"{_some(counts)} (what is read ends with {', '.join(endings)})"] if counts else []
     said += [f"links to folders, which are not followed, or to nothing: {_some(links)}"] if links else []
     return f"left out of {folder}: {'; '.join(said)}" if said else ""
-
-
-def _leads_to_no_file(path: str) -> bool:
-    return os.path.islink(path) and not os.path.isfile(path)
 
 
 def _some(words: list[str]) -> str:

@@ -105,7 +105,9 @@ class Comparison:
         figures += [(row["metrics"][metric.key], metric) for metric in others]
         # compared with itself the plain target is perfect, which says nothing
         perfect = [row["kind"] == PLAIN and (m.higher_is_better or m.relative) for _, m in figures]
-        quality = ["" if p else _figure(value, m) for p, (value, m) in zip(perfect, figures, strict=True)]
+        quality = [
+            "" if p or value is None else format(value, m.form) for p, (value, m) in zip(perfect, figures, strict=True)
+        ]
         seconds = "{:.3g} ({:.3g} to {:.3g})".format(row["wall_seconds"], *row["wall_range"])
         visual = [_visual(row)] if self._shortens else []
         return [row["label"], seconds, speed, *visual, *quality, _output(row), _memory(row)]
@@ -189,10 +191,6 @@ def _pair(trial: BaseTrial, entry: Entry) -> Pair:
     assert entry.worst is not None
     seed, plain, other = entry.worst
     return Pair(entry.label, seed, trial.show(plain), trial.show(other), entry.metrics[seed])
-
-
-def _figure(value: float | None, metric: Metric) -> str:
-    return "" if value is None else format(value, metric.form)
 
 
 def _visual(row: dict[str, Any]) -> str:

@@ -80,6 +80,7 @@ def page(comparison: Comparison) -> str:
     header = comparison.result["header"]
     runs, seeds = len(comparison.rows[0]["samples"]), header["seeds"]
     made = f"Medians of {runs} runs in turns (lowest to highest)" if runs > 1 else "One run of each, too few to trust"
+    meanings = " ".join(f"<b>{escape(m.title)}</b>: {escape(m.meaning)}." for m in comparison.metrics)
     drawn = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}"
     parts = [
         f"<h1>{escape(header['model'])}: what each method gains and costs</h1>",
@@ -87,7 +88,7 @@ def page(comparison: Comparison) -> str:
         _table(comparison),
         _list(comparison.notes(), "notes"),
         f"<p class=soft>{made}, {drawn}, warm-up left out. The speed-up is the median of the ratios within a round."
-        f"{_simple(comparison)} {_meanings(comparison)}</p>",
+        f"{_simple(comparison)} {meanings}</p>",
         *(_pair(comparison, pair) for pair in comparison.pairs),
         _machine(comparison),
     ]
@@ -129,10 +130,6 @@ def _list(texts: list[str], kind: str) -> str:
 def _simple(comparison: Comparison) -> str:
     names = sorted({row["method"] for row in comparison.rows if row["kind"] == "simple"})
     return f" <b>{escape(names[0])}</b>: what anyone can do without a method, in about the same time." if names else ""
-
-
-def _meanings(comparison: Comparison) -> str:
-    return " ".join(f"<b>{escape(m.title)}</b>: {escape(m.meaning)}." for m in comparison.metrics)
 
 
 def _pair(comparison: Comparison, pair: Pair) -> str:

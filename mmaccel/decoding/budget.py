@@ -134,7 +134,7 @@ class Budget:
 
     def width(self) -> int:
         """Return the width of the next forward."""
-        if self._plain or not self.wide or not self._is_timed(1):
+        if self._plain or not self.wide or len(self._seconds.get(1, ())) < self.TIMED:
             return 1
         if not self._settled:
             return self.first
@@ -149,9 +149,6 @@ class Budget:
         best = max(rates, key=lambda w: (rates[w], -w))
         settled = self._now in rates and rates[best] < self.INERTIA * rates[self._now]
         return self._now if settled else best
-
-    def _is_timed(self, width: int) -> bool:
-        return len(self._seconds.get(width, ())) >= self.TIMED
 
     def _begun(self) -> int:
         """A width for the first settled runs: as wide as is cheap."""

@@ -7,10 +7,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-def _no_seconds() -> dict[str, float]:
-    return {"draft": 0.0, "verify": 0.0, "other": 0.0}
-
-
 def _add(left: Sequence[int], right: Sequence[int]) -> list[int]:
     length = max(len(left), len(right))
     padded = (list(values) + [0] * (length - len(values)) for values in (left, right))
@@ -49,7 +45,7 @@ class Stats:
     forwards: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
     tested_by_depth: list[int] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=_no_seconds)
+    seconds: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "verify": 0.0, "other": 0.0})
 
     def observe(
         self, accepted: Sequence[int], drafted: int, *, depth: int | None = None, nodes: int | None = None

@@ -118,7 +118,12 @@ def with_packed_linears(module: nn.Module) -> nn.Module:
     ...     torch.allclose(with_packed_linears(layer)(torch.ones(2, 64)), layer(torch.ones(2, 64)), atol=1e-6)
     True
     """
-    return with_linears(module, lambda layer: PackedLinear(layer) if _can_be_packed(layer) else twin_of(layer))
+
+    def packed(layer: nn.Linear) -> nn.Module:
+        fits = private.is_plain(layer.weight) and not private.is_hooked(layer)
+        return PackedLinear(layer) if fits else twin_of(layer)
+
+    return with_linears(module, packed)
 
 
 def with_linears(module: nn.Module, replace: Callable[[nn.Linear], nn.Module]) -> nn.Module:
@@ -135,10 +140,6 @@ def with_linears(module: nn.Module, replace: Callable[[nn.Linear], nn.Module]) -
     children = {name: child and with_linears(child, replace) for name, child in module._modules.items()}
     twin.__dict__["_modules"] = children
     return twin
-
-
-def _can_be_packed(layer: nn.Linear) -> bool:
-    return private.is_plain(layer.weight) and not private.is_hooked(layer)
 
 
 # The ends of the names of a module's dictionaries of hooks.

@@ -47,7 +47,8 @@ def rows(full: bool = False) -> Iterator[dict[str, Any]]:
     """One row for each way to listen and each part; `full` takes all recordings and more rounds."""
     recordings = all_recordings() if full else load_recordings(["beckett.wav"])
     for made in _all(recordings, full):
-        _tell(made)
+        seconds = "" if made["cpu_seconds"] is None else f"{made['cpu_seconds']:.2f} CPU s"
+        print(f"{made['model']}: {made['method']} {seconds}{made['refused'] or ''}", file=sys.stderr, flush=True)  # noqa: T201
         yield made
 
 
@@ -70,12 +71,6 @@ def _all(recordings: list[Recording], full: bool) -> Iterator[dict[str, Any]]:
         yield from _model_rows(name, adapter, recordings, streams=context is not None)
 
 
-def _tell(made: dict[str, Any]) -> None:
-    """A line on standard error as soon as a row is there."""
-    seconds = "" if made["cpu_seconds"] is None else f"{made['cpu_seconds']:.2f} CPU s"
-    print(f"{made['model']}: {made['method']} {seconds}{made['refused'] or ''}", file=sys.stderr, flush=True)  # noqa: T201
-
-
 def _model_rows(
     name: str, adapter: SpeechAdapter, recordings: list[Recording], streams: bool = True
 ) -> Iterator[dict[str, Any]]:
@@ -85,9 +80,8 @@ def _model_rows(
         return
     baseline = offline["quality"]
     recognizers = {type(policy).__name__: MeasuredRecognizer(adapter, policy=policy) for policy in POLICIES}
-    default = POLICIES[0]
-    recognizers["plain"] = MeasuredRecognizer(adapter, policy=default, drafts=False)
-    recognizers["packed"] = MeasuredRecognizer(adapter.target, adapter.processor, policy=default, packed=True)
+    recognizers["plain"] = MeasuredRecognizer(adapter, policy=POLICIES[0], drafts=False)
+    recognizers["packed"] = MeasuredRecognizer(adapter.target, adapter.processor, policy=POLICIES[0], packed=True)
     ways: dict[str, Callable[[], Listener]] = {label: streaming(one) for label, one in recognizers.items()}
     ways |= {f"chunks {seconds:g}": partial(ChunkListener, adapter, seconds) for seconds in CHUNKS}
     played = listen(ways, recordings)
@@ -95,22 +89,15 @@ def _model_rows(
         label = type(policy).__name__
         told = streamed(played[label], recognizers[label])
         yield stream_row(name, label, recordings, played[label], baseline, asdict(policy), **told)
-    yield from _draft_rows(name, recognizers, played)
+    default = type(POLICIES[0]).__name__
+    for label, way in (("drafts in the stream", default), ("drafts in the stream, packed weights", "packed")):
+        yield draft_row(name, label, played[way], recognizers[way], played["plain"], recognizers["plain"])
     longest = max((recording.samples for recording in recordings), key=len)
     yield growing_row(name, adapter, longest[: SEGMENT * RATE])
     for seconds in CHUNKS:
         pieces = played[f"chunks {seconds:g}"]
         more: dict[str, Any] = {"settings": {"seconds": seconds}, "decoder_calls": pieces.decoder_calls}
         yield stream_row(name, "fixed chunks", recordings, pieces, baseline, **more)
-
-
-def _draft_rows(
-    name: str, streams: dict[str, MeasuredRecognizer], played: dict[str, Played]
-) -> Iterator[dict[str, Any]]:
-    """What its drafts save the default policy."""
-    default = type(POLICIES[0]).__name__
-    for label, way in (("drafts in the stream", default), ("drafts in the stream, packed weights", "packed")):
-        yield draft_row(name, label, played[way], streams[way], played["plain"], streams["plain"])
 
 
 def streaming(recognizer: MeasuredRecognizer) -> Callable[[], Listener]:

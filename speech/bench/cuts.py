@@ -43,11 +43,6 @@ recording, are in [speech_cuts.json](speech_cuts.json).
 """
 
 
-def sets() -> dict[str, list[Recording]]:
-    """Recordings to choose by, and those that are reported."""
-    return {"others": own_recordings(), "benchmark": load_recordings(list(TEXTS))}
-
-
 def settings() -> list[dict[str, float]]:
     """All silences with all tails that fit, and the defaults with segments rejoined."""
     cuts = [{"silence": s, "tail": t, "rejoin": 0.0} for s in SILENCES for t in TAILS if t <= s]
@@ -120,7 +115,8 @@ def _cell(row: dict[str, Any]) -> str:
 
 def measure() -> dict[str, Any]:
     """Every condition and setting."""
-    made = rows(*load("moonshine-tiny"), sets(), find_endpoint("auto"))
+    chosen = {"others": own_recordings(), "benchmark": load_recordings(list(TEXTS))}
+    made = rows(*load("moonshine-tiny"), chosen, find_endpoint("auto"))
     return results.result(tqdm(made, unit="row"))
 
 

@@ -76,7 +76,11 @@ class StreamingCodecDecoder:
         for layer in self.upsample + self.layers:
             _check_layer(layer)
         self.transformer = with_packed_linears(transformer)
-        self._convolutions = {id(layer): _convolution(layer) for layer in self._all_layers() if hasattr(layer, "conv")}
+        self._convolutions = {
+            id(layer): BlockwiseConvolution(layer.conv, getattr(layer, "pad_mode", "constant"))
+            for layer in self._all_layers()
+            if hasattr(layer, "conv")
+        }
 
     @property
     def sample_rate(self) -> int:
@@ -262,10 +266,6 @@ def sizes_of(blocks: Iterable[int]) -> Iterator[int]:
 def _is(module: Any, name: str) -> bool:
     """Whether a module is of a class of Mimi's, or of the same class under the name of another family."""
     return hasattr(module, "conv" if "Conv" in name else "block") and type(module).__name__.endswith(name)
-
-
-def _convolution(layer: Any) -> BlockwiseConvolution:
-    return BlockwiseConvolution(layer.conv, getattr(layer, "pad_mode", "constant"))
 
 
 def _check_layer(layer: Any) -> None:

@@ -30,9 +30,10 @@ class CtcAdapter(WholeAdapter):
     def _hear(self, samples: torch.Tensor) -> list[TimedToken]:
         frames = self._frames(self._features(samples))
         length, place, found = samples.numel() / max(len(frames), 1), 0, []
+        blank = self.target.config.pad_token_id
         for token, run in groupby(frames):
             end = place + sum(1 for _ in run)
-            if token != self._blank:
+            if token != blank:
                 found.append(TimedToken(token, round(place * length), round(end * length)))
             place = end
         return found
@@ -43,7 +44,3 @@ class CtcAdapter(WholeAdapter):
         own = "generate" in vars(type(self.target))
         ids = self.target.generate(**features) if own else self.target(**features).logits.argmax(-1)
         return ids[0].tolist()
-
-    @property
-    def _blank(self) -> int:
-        return int(self.target.config.pad_token_id)

@@ -84,11 +84,10 @@ class StreamingTransducerAdapter(StreamedAdapter):
 
     def begin(self) -> NemotronStream:
         known = getattr(self._processor(), "prompt_dictionary", None)
-        told = {} if known is None else {"prompt_ids": torch.tensor([self._prompt_id(known)])}
-        return NemotronStream(self.target, self._processor(), self.lookahead, **told)
-
-    def _prompt_id(self, known: Mapping[str, int]) -> int:
-        return int(known[self.language] if self.language else self.target.config.default_prompt_id)
+        if known is None:
+            return NemotronStream(self.target, self._processor(), self.lookahead)
+        prompt = known[self.language] if self.language else self.target.config.default_prompt_id
+        return NemotronStream(self.target, self._processor(), self.lookahead, prompt_ids=torch.tensor([prompt]))
 
 
 def _spelled(language: str, known: Mapping[str, int]) -> str:

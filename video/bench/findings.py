@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import methodcaller
 
 from mmaccel.bench.benchmark import Row
@@ -76,16 +76,13 @@ def _name(row: Row) -> str:
 
 def of_samplers(rows: list[Row]) -> str:
     """Ours against fewer steps and the rivals over the samplers, for each budget."""
-    return "\n".join(_samplers(rows))
-
-
-def _samplers(rows: list[Row]) -> Iterator[str]:
+    lines = []
     for budget in dict.fromkeys(row["budget"] for row in rows):
         for method in dict.fromkeys(row["method"] for row in rows if row["kind"] in ("simple", "rival")):
             pairs = list(_pairs([row for row in rows if row["budget"] == budget], method))
             told = "; ".join(filter(None, (ahead(figure, pairs, sampler) for figure in FIGURES)))
-            if told:
-                yield f"- {budget:.0%}, ours against {method}: {told}."
+            lines += [f"- {budget:.0%}, ours against {method}: {told}."] if told else []
+    return "\n".join(lines)
 
 
 def _pairs(rows: list[Row], method: str) -> Iterable[tuple[Row, Row]]:

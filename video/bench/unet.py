@@ -95,7 +95,8 @@ def rows(pipe: Any, prompts: list[str], sampler: Sampler) -> Iterator[Row]:
 def _row(drawing: Drawing, entry: Entry, plain: Entry, kind: str) -> Row:
     figures = list(entry.metrics.values())
     psnr, converged = ([each[name] for each in figures] for name in ("psnr", "psnr_converged"))
-    identity = entry.identity(drawing.unit) if entry.setup is None else _of_package(entry)
+    of_package = {"method": entry.label, "settings": entry.columns}  # which has no plan
+    identity = entry.identity(drawing.unit) if entry.setup is None else of_package
     return results.row(
         modality="video",
         model=f"{MODEL}, {drawing.sampler}",
@@ -112,11 +113,6 @@ def _row(drawing: Drawing, entry: Entry, plain: Entry, kind: str) -> Row:
         psnr_converged_worst=min(converged),
         samples=[{**each, "seconds": seconds} for each, seconds in zip(figures, entry.seconds, strict=True)],
     )
-
-
-def _of_package(entry: Entry) -> Row:
-    """What a package is called, which has no plan."""
-    return {"method": entry.label, "settings": entry.columns}
 
 
 def _missing_row(drawing: Drawing, case: DrawingCase) -> Row:

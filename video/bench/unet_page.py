@@ -98,17 +98,15 @@ def _named(row: Row) -> str:
 
 def of_others(found: list[Row]) -> str:
     """Ours against fewer steps and DeepCache over the other samplers, in the index."""
-    return "\n".join(_of_others(list(by("model", "{}", found).values())[1:]))
-
-
-def _of_others(groups: list[list[Row]]) -> Iterator[str]:
+    groups, lines = list(by("model", "{}", found).values())[1:], []
     for budget in BUDGETS:
         for method in ("fewer steps", "DeepCache"):
             ours = [(row, group) for group in groups for row in _ours(group) if row["settings"]["budget"] == budget]
             pairs = list(_pairs(ours, method))
             told = "; ".join(filter(None, (ahead(figure, pairs, _sampler) for figure in FIGURES)))
-            if told:
-                yield f"- By other samplers, {budget:.0%} of the steps against {method} in about the time: {told}."
+            where = f"By other samplers, {budget:.0%} of the steps against {method} in about the time"
+            lines += [f"- {where}: {told}."] if told else []
+    return "\n".join(lines)
 
 
 def _pairs(groups: list[tuple[Row, list[Row]]], method: str) -> Iterator[tuple[Row, Row]]:

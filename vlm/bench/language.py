@@ -209,7 +209,14 @@ def _series(row: Row) -> str:
 WINDOWS = {"vlm.SparsePrefill": "a_shape", "vlm.CompressKV": "streaming"}  # the first tokens and the latest
 LOSSES = (
     Figure("loss, mean", lambda row: row["quality"], " nats", digits=3, tie=0.005, higher_is_better=False),
-    Figure("loss added, worst text", lambda row: _most_added(row), " nats", 3, tie=0.005, higher_is_better=False),
+    Figure(
+        "loss added, worst text",
+        lambda row: 0.0 if role_of(row) == "plain" else row["loss_added"][row["worst_text"]],
+        unit=" nats",
+        digits=3,
+        tie=0.005,
+        higher_is_better=False,
+    ),
     speed("speed"),
 )
 
@@ -244,11 +251,6 @@ def _beside_window(window: Row, others: list[Row]) -> list[str]:
     ours = LOSSES[0].best(others)
     beside = [[window], [plain_of(others)]]
     return [who_wins(figure, ours, beside, named(SECTION)) for figure in LOSSES] if ours else []
-
-
-def _most_added(row: Row) -> float | None:
-    """On the text that suits a row least."""
-    return 0.0 if role_of(row) == "plain" else row["loss_added"][row["worst_text"]]
 
 
 SECTION: Section = Section(

@@ -126,7 +126,8 @@ def compared(model: Any, tokenizer: Any, found: list[Task], mode: Mode, ours: It
 
 def row(entry: Entry, plain: Entry, mode: Mode, kinds: list[str]) -> Row:
     """Mean and worst of an entry over the kinds of text."""
-    ratios = _faster(entry, plain)
+    # the plain model's time for a token divided by its own, text by text
+    ratios = [r * found["longer"] for r, found in zip(entry.ratios(plain), entry.metrics.values(), strict=True)]
     kind_rows = {
         kind: {
             "speedup": results.median(ratio for each, ratio in zip(kinds, ratios, strict=True) if each == kind),
@@ -154,12 +155,6 @@ def row(entry: Entry, plain: Entry, mode: Mode, kinds: list[str]) -> Row:
         worst_kind=min(speedups, key=lambda kind: speedups[kind]),
         warnings=entry.warnings,
     )
-
-
-def _faster(entry: Entry, plain: Entry) -> list[float]:
-    """The plain model's time for a token divided by its own, text by text."""
-    ratios = zip(entry.ratios(plain), entry.metrics.values(), strict=True)
-    return [ratio * found["longer"] for ratio, found in ratios]
 
 
 def _fewer(entry: Entry, batches: Iterable[int]) -> float:

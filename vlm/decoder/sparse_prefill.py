@@ -121,7 +121,8 @@ class SparsePrefill(DecoderMethod):
         if not any(plans.values()):
             return None
         call.run.engaged.add(self.name)
-        call.run.plan_bytes = max(call.run.plan_bytes, sum(_plan_bytes(plan) for plan in plans.values()))
+        held = count_bytes([(plan.row_ptr, plan.col, plan.n_full) for plan in plans.values() if plan is not None])
+        call.run.plan_bytes = max(call.run.plan_bytes, held)
         call.count_pairs(sum(_pairs(call, plans[rows], rows, *rest) for rows, *rest in call.pieces()))
         return call.by_rows(lambda query, key, value, rows: _attend(call, plans[rows], query, key, value))
 
@@ -170,10 +171,6 @@ def _attend(
     call: AttentionCall, plan: BlockPlan | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     return kernels.block_sparse_attention(query, key, value, plan, causal=True, scale=call.scaling)[0]
-
-
-def _plan_bytes(plan: BlockPlan | None) -> int:
-    return 0 if plan is None else count_bytes([plan.row_ptr, plan.col, plan.n_full])
 
 
 def _pairs(call: AttentionCall, plan: BlockPlan | None, rows: tuple[int, int], start: int, query_start: int) -> Any:

@@ -48,8 +48,5 @@ class Acceptance:
     def observe(self, kinds: Sequence[Hashable], is_right: bool) -> None:
         """Learn whether a token that these kinds of guess agreed on was what the model wrote."""
         for kind in kinds if len(kinds) == 1 else (*kinds, tuple(kinds)):
-            self._observe(kind, is_right)
-
-    def _observe(self, kind: Hashable, is_right: bool) -> None:
-        right, count = self._seen.get(kind, (0.0, 0.0))
-        self._seen[kind] = right * self._fade + is_right, count * self._fade + 1
+            right, count = self._seen.get(kind, (0.0, 0.0))
+            self._seen[kind] = right * self._fade + is_right, count * self._fade + 1
