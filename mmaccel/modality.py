@@ -118,6 +118,10 @@ class Modality(ABC):
         """Further kinds of `run` by name, each with a model of its own (`Command.model`)."""
         return {}
 
+    def commands(self) -> dict[str, Command]:
+        """All its kinds of `run` by name."""
+        return {self.name: self.command(), **self.more_commands()}
+
     @abstractmethod
     def trial(self) -> Callable[..., BaseTrial]:
         """How `compare` and `tune` repeat, judge and show a call: a class, or what chooses one by the adapter."""

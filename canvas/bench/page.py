@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
-from mmaccel.comparison.results import called
+from mmaccel.comparison.results import called, cell
 
 TITLE = "Masked and block-diffusion decoders"
 INTRO = """
@@ -114,7 +114,7 @@ def _line(row: Row) -> list[str]:
         "yes" if row["exact"] else "no",
         f"{row['quality']:.1%}",
         f"{row['equal']:.1%}",
-        "" if row["passes"] is None else f"{row['passes']:.1f}",
+        cell(row["passes"], ".1f"),
         f"{row['wall_seconds']:.3f}",
         f"{row['speedup']:.2f}x",
         f"{row['speedup_worst']:.2f}x",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
-from mmaccel.comparison.results import called
+from mmaccel.comparison.results import called, cell
 
 TITLE = "Masked pictures"
 INTRO = """
@@ -53,14 +53,10 @@ def facts(found: list[Row]) -> dict[str, str]:
     metric = found[0]["quality_metric"]
     return {
         "metric": metric,
-        "floor": _form(found[0]["real_quality"]),
+        "floor": cell(found[0]["real_quality"], ".2f"),
         "answer": _answer(found),
         "halton": _halton(found),
     }
-
-
-def _form(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 def _answer(found: list[Row]) -> str:
@@ -74,9 +70,9 @@ def _answer(found: list[Row]) -> str:
     near = min(words, key=lambda row: float(row["quality"]))
     canvas = min(fills, key=lambda row: float(row["quality"]))
     told = (
-        f"The nearest canvas, {name(canvas)}, has a distance of {_form(canvas['quality'])} in"
-        f" {canvas['wall_seconds']:.3f} s; the nearest of tiny-janus, {name(near)}, {_form(near['quality'])} in"
-        f" {near['wall_seconds']:.3f} s, and the fastest, {name(fastest)}, {_form(fastest['quality'])} in"
+        f"The nearest canvas, {name(canvas)}, has a distance of {canvas['quality']:.2f} in"
+        f" {canvas['wall_seconds']:.3f} s; the nearest of tiny-janus, {name(near)}, {near['quality']:.2f} in"
+        f" {near['wall_seconds']:.3f} s, and the fastest, {name(fastest)}, {fastest['quality']:.2f} in"
         f" {fastest['wall_seconds']:.3f} s."
     )
     equal = [row for row in fills if row["quality"] <= fastest["quality"]]
@@ -92,7 +88,7 @@ def _halton(found: list[Row]) -> str:
     by_steps = {row["steps"]: row for row in found if row["method"] == "fewer steps"}
     pairs = [(row, by_steps.get(row["settings"]["steps"])) for row in found if row["method"] == "canvas.HaltonOrder"]
     told = [
-        f"{own['settings']['steps']} steps {_form(own['quality'])} against {_form(other['quality'])}"
+        f"{own['settings']['steps']} steps {own['quality']:.2f} against {other['quality']:.2f}"
         for own, other in pairs
         if other is not None and own["quality"] is not None
     ]
@@ -107,8 +103,8 @@ def tables(found: list[Row]) -> dict[str, str]:
 def _line(row: Row) -> list[str]:
     return [
         name(row),
-        _form(row["quality"]),
-        "" if row["passes"] is None else f"{row['passes']:.1f}",
+        cell(row["quality"], ".2f"),
+        cell(row["passes"], ".1f"),
         f"{row['wall_seconds']:.3f}",
         f"{row['speedup']:.2f}x",
         f"{row['speedup_worst']:.2f}x",

@@ -139,9 +139,9 @@ class Difference:
             note = "only in the new" if pair.old is None else "only in the old"
         return (
             pair.label,
-            "" if ratio is None else f"{ratio:.2f}x",
+            results.cell(ratio, ".2f", "x"),
             self._change(pair, "speedup", "{:.2f}x"),
-            "" if pair.speedup_share is None else f"{pair.speedup_share:.0%}",
+            results.cell(pair.speedup_share, ".0%"),
             self._change(pair, "quality", "{:.4g}"),
             note,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..comparison.results import described, load
+from ..comparison.results import cell, described, load
 from ..errors import SettingError, WeightsError
 from ..files.output import replacing
 from ..modality import modalities
@@ -135,17 +135,13 @@ def _section(benchmark: Benchmark, result: dict[str, Any]) -> Iterable[str]:
 def _line(section: Section, row: Row, role: str, of_plain: float | None) -> list[str]:
     told = {"simple": "simple alternative: ", "other": "others: "}.get(role, "")
     name = typed(section.name(row))
-    speedup = "" if row["speedup"] is None else f"{row['speedup']:.2f}x"
-    quality, plain = _figure(section, row["quality"]), _figure(section, row["baseline_quality"])
+    speedup = cell(row["speedup"], ".2f", "x")
+    quality, plain = cell(row["quality"], section.form), cell(row["baseline_quality"], section.form)
     worst = row.get("psnr_worst", row.get("quality_worst"))
-    told_of_worst = section.worst(row) if worst is None else _figure(section, worst)
+    told_of_worst = section.worst(row) if worst is None else cell(worst, section.form)
     if told_of_worst:
         quality += f" (worst {told_of_worst})"
     if not quality and row["exact"]:
         quality = "that of plain"
-        plain = "" if section.is_mixed else _figure(section, of_plain)
+        plain = "" if section.is_mixed else cell(of_plain, section.form)
     return [f"{told}{name}", "yes" if row["exact"] else "no", section.time(row), speedup, quality, plain]
-
-
-def _figure(section: Section, value: float | None) -> str:
-    return "" if value is None else format(value, section.form)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..comparison.results import called, described
+from ..comparison.results import called, cell, described
 from ..files.output import replacing
 
 
@@ -126,11 +126,10 @@ def table(result: dict[str, Any]) -> str:
     """The rows as a Markdown table, fastest last within what was measured together."""
     lines = []
     for r in result["rows"]:
-        quality = "" if r["quality"] is None else f"{r['quality']:.3g}"
+        quality = cell(r["quality"], ".3g")
         if r["baseline_quality"] is not None:
             quality += f" (plain {r['baseline_quality']:.3g})"
         work = "" if r["work_ratio"] is None else f"{1 / r['work_ratio']:.2f}x fewer"
-        speed = "" if r["speedup"] is None else f"{r['speedup']:.2f}x"
-        wall = "" if r["wall_seconds"] is None else f"{r['wall_seconds']:.2f}"
-        lines.append([called(r), "yes" if r["exact"] else "no", wall, speed, work, quality])
+        times = cell(r["wall_seconds"], ".2f"), cell(r["speedup"], ".2f", "x")
+        lines.append([called(r), "yes" if r["exact"] else "no", *times, work, quality])
     return markdown(("method", "exact", "seconds", "speed-up", "passes", "quality"), lines)

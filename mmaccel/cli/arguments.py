@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from ..errors import SettingError
@@ -39,6 +40,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         said = re.sub(r"^argument (\S+): (.*: it must be)", r"\1 \2", message).removeprefix("argument ")
         raise SettingError(f"{said} (`{self.prog} --help` has all options)")
+
+
+def kinds_of(commands: Any, name: str, about: str, **texts: str) -> Any:
+    """Add a command that is followed by a kind; returns what kinds are added to, with the same texts in their help."""
+    looks: dict[str, Any] = {**texts, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = commands.add_parser(name, help=about, **looks)
+    return parser.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=partial(Parser, **looks))
 
 
 def whole(low: int, high: int | None = None) -> Callable[[str], int]:

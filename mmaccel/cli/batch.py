@@ -15,7 +15,7 @@ from ..batch.items import TEXT
 from ..cluster.connection import HERE
 from ..errors import SettingError
 from ..modality import modalities
-from .arguments import RUNS, whole
+from .arguments import RUNS, kinds_of, whole
 from .command import Command
 from .model_arguments import add_model
 
@@ -42,14 +42,11 @@ WORKERS = 10_000
 
 def add_parser(commands: Any) -> None:
     """Add `batch`, with a kind for each model that takes many items, to the command line."""
-    looks: dict[str, Any] = {"epilog": EXAMPLES, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = commands.add_parser("batch", help="make many items from a folder or a list, accelerated", **looks)
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    kinds = kinds_of(commands, "batch", "make many items from a folder or a list, accelerated", epilog=EXAMPLES)
     for modality in modalities():
-        for name, command in {modality.name: modality.command(), **modality.more_commands()}.items():
+        for name, command in modality.commands().items():
             if (batching := command.batching) is not None:
-                kind = kinds.add_parser(name, help=batching.help, **looks)
-                kind.description = _about(batching)
+                kind = kinds.add_parser(name, help=batching.help, description=_about(batching))
                 _add_places(kind, batching.writes)
                 batching.add_item(kind)
                 command.add_acceleration(kind)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import SettingError
 from ..modality import get_modality, modalities
-from .arguments import RUNS, number, whole
+from .arguments import RUNS, kinds_of, number, whole
 from .model_arguments import add_methods, add_model, chosen_methods, opened
 
 if TYPE_CHECKING:
@@ -129,12 +129,10 @@ def add_kinds(commands: Any, name: str, about: str, examples: str, seeds: int) -
 
     `seeds` is the default number of seeds.
     """
-    looks: dict[str, Any] = {"epilog": examples, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = commands.add_parser(name, help=about, **looks)
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    kinds = kinds_of(commands, name, about, epilog=examples)
     for modality in modalities():
         command = modality.command()
-        kind = kinds.add_parser(modality.name, help=command.measured, **looks)
+        kind = kinds.add_parser(modality.name, help=command.measured)
         command.add_call(kind)
         _add_rounds(kind, command.seeded, seeds)
         add_model(kind, modality.model)

@@ -9,6 +9,7 @@ from typing import Any
 from ..files.output import beside, check_writable
 from ..modality import modalities
 from ..report import UNMEASURED, Report
+from .arguments import kinds_of
 from .model_arguments import add_model
 
 SIDE_BY_SIDE = "also run plainly, and write both side by side into a second file, such as {}"
@@ -16,17 +17,11 @@ SIDE_BY_SIDE = "also run plainly, and write both side by side into a second file
 
 def add_parser(commands: Any) -> None:
     """Add `run` with its kinds, one or more for each modality, to the command line."""
-    parser = commands.add_parser("run", help="generate with a model, accelerated")
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    kinds = kinds_of(commands, "run", "generate with a model, accelerated")
     for modality in modalities():
-        for name, command in {modality.name: modality.command(), **modality.more_commands()}.items():
-            kind = kinds.add_parser(
-                name,
-                help=command.help,
-                description=command.help,
-                epilog="\n  ".join(["examples:", *command.examples]),
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
+        for name, command in modality.commands().items():
+            examples = "\n  ".join(["examples:", *command.examples])
+            kind = kinds.add_parser(name, help=command.help, description=command.help, epilog=examples)
             command.add_run(kind)
             add_model(kind, command.model or modality.model)
             kind.set_defaults(run=command.run)

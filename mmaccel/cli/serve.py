@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..cluster.connection import HERE
 from ..errors import MissingExtraError, SettingError
 from ..modality import get_modality, modalities
-from .arguments import COUNT, positive, whole
+from .arguments import COUNT, kinds_of, positive, whole
 from .model_arguments import add_model
 
 if TYPE_CHECKING:
@@ -34,13 +34,11 @@ if it is set.
 
 def add_parser(commands: Any) -> None:
     """Add `serve`, with a kind for each modality that can be served, to the command line."""
-    looks: dict[str, Any] = {"description": ABOUT, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = commands.add_parser("serve", help="serve a model over HTTP, accelerated", **looks)
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    kinds = kinds_of(commands, "serve", "serve a model over HTTP, accelerated", description=ABOUT)
     for modality in modalities():
         if modality.serving:
             command = modality.command()
-            kind = kinds.add_parser(modality.name, help=command.help, **looks)
+            kind = kinds.add_parser(modality.name, help=command.help)
             _add_arguments(kind)
             command.add_acceleration(kind)
             add_model(kind, modality.model)

@@ -106,10 +106,12 @@ class Comparison:
         # compared with itself the plain target is perfect, which says nothing
         perfect = [row["kind"] == PLAIN and (m.higher_is_better or m.relative) for _, m in figures]
         quality = [
-            "" if p or value is None else format(value, m.form) for p, (value, m) in zip(perfect, figures, strict=True)
+            "" if is_perfect else results.cell(value, metric.form)
+            for is_perfect, (value, metric) in zip(perfect, figures, strict=True)
         ]
         seconds = "{:.3g} ({:.3g} to {:.3g})".format(row["wall_seconds"], *row["wall_range"])
-        visual = [_visual(row)] if self._shortens else []
+        # a mean over the layers, which makes methods comparable that drop tokens at different depths
+        visual = [results.cell(row["visual_share"], ".1%")] if self._shortens else []
         return [row["label"], seconds, speed, *visual, *quality, _output(row), _memory(row)]
 
     def notes(self) -> list[str]:
@@ -191,12 +193,6 @@ def _pair(trial: BaseTrial, entry: Entry) -> Pair:
     assert entry.worst is not None
     seed, plain, other = entry.worst
     return Pair(entry.label, seed, trial.show(plain), trial.show(other), entry.metrics[seed])
-
-
-def _visual(row: dict[str, Any]) -> str:
-    """A mean over the layers makes methods comparable that drop tokens at different depths."""
-    share = row["visual_share"]
-    return "" if share is None else f"{share:.1%}"
 
 
 def _pace(row: dict[str, Any]) -> str:

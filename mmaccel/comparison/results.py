@@ -175,6 +175,11 @@ def median(values: Iterable[float]) -> float:
     return float(statistics.median(values))
 
 
+def cell(value: float | None, form: str, unit: str = "") -> str:
+    """A figure in a table; empty where it was not measured."""
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
 def aligned(lines: Iterable[Iterable[str]]) -> str:
     """Lines of cells as columns, the first of them headings; one below the other where a terminal is too narrow."""
     cells = [list(line) for line in lines]

@@ -14,7 +14,7 @@ from mmaccel.files.clips import Clip
 
 from .. import quality
 from .cases import MODEL
-from .sampling import STEPS, Clips, Sampling, converged
+from .sampling import Clips, Sampling, converged
 
 
 class FilmedLatents(NamedTuple):
@@ -32,8 +32,6 @@ class Filming(Workload):
     ----------
     prompts
         A prompt for each seed.
-    steps
-        Of the plain run.
     pipe
         None (default) for the shipped pipeline.
     sampling
@@ -49,13 +47,12 @@ class Filming(Workload):
     def __init__(
         self,
         prompts: Sequence[str],
-        steps: int = STEPS,
         pipe: Any = None,
         sampling: Sampling | None = None,
         reference: Sampling | None = None,
         clips: Clips | None = None,
     ) -> None:
-        self.sampling = sampling or Sampling(steps)
+        self.sampling = sampling or Sampling()
         self.target: Any = self.sampling.on(zoo.load(MODEL) if pipe is None else pipe)
         self.reference = reference or converged(self.sampling)
         self.prompts, self.steps = prompts, self.sampling.steps

@@ -7,6 +7,7 @@ from typing import Any
 
 from mmaccel.bench.benchmark import by
 from mmaccel.bench.pages import markdown
+from mmaccel.comparison.results import cell
 
 from . import findings
 
@@ -146,17 +147,14 @@ def _quality(r: dict[str, Any]) -> float:
 
 
 def _line(r: dict[str, Any]) -> list[str]:
-    def number(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
     names = ("quality", "psnr_worst", "psnr_converged", "psnr_converged_worst", "ssim", "ssim_worst")
-    figures = [number(r.get(name), ".3f" if name.startswith("ssim") else ".1f") for name in names]
-    kinds = [number(r.get(name), ".1f") for name in ("psnr_still", "psnr_lively")]
+    figures = [cell(r.get(name), ".3f" if name.startswith("ssim") else ".1f") for name in names]
+    kinds = [cell(r.get(name), ".1f") for name in ("psnr_still", "psnr_lively")]
     return [
         r["method"],
         r["label"],
-        number(r.get("wall_share"), ".0%"),
-        number(r["work_ratio"], ".0%"),
+        cell(r.get("wall_share"), ".0%"),
+        cell(r["work_ratio"], ".0%"),
         *figures,
         *kinds,
     ]

@@ -9,7 +9,7 @@ from mmaccel.bench.benchmark import Row, by
 from mmaccel.bench.pages import markdown
 from mmaccel.bench.selection import CLOSE_ENOUGH
 from mmaccel.bench.winners import ahead, who_wins
-from mmaccel.comparison.results import called
+from mmaccel.comparison.results import called, cell
 
 from .findings import figures
 from .unet_cases import BUDGETS
@@ -67,9 +67,8 @@ def _line(row: Row) -> list[str]:
     if row["speedup"] is None:
         return [called(row), str(row["label"]), *[""] * 6]
     names = ("quality", "psnr_worst", "psnr_converged", "psnr_converged_worst")
-    work = "" if row["work_ratio"] is None else f"{row['work_ratio']:.0%}"
-    figures = ["" if row[name] is None else f"{row[name]:.1f}" for name in names]
-    return [called(row), f"{row['speedup']:.2f}x", f"{row['speedup_worst']:.2f}x", work, *figures]
+    times = cell(row["speedup"], ".2f", "x"), cell(row["speedup_worst"], ".2f", "x"), cell(row["work_ratio"], ".0%")
+    return [called(row), *times, *(cell(row[name], ".1f") for name in names)]
 
 
 def said(group: list[Row]) -> str:

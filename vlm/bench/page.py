@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmaccel.bench.benchmark import Row
 from mmaccel.bench.pages import markdown
 from mmaccel.bench.winners import Figure, ahead
-from mmaccel.comparison.results import called
+from mmaccel.comparison.results import called, cell
 
 TITLE = "Video questions"
 INTRO = """
@@ -156,9 +156,9 @@ def _line(r: Row) -> list[str]:
     return [
         label(r),
         f"{r['quality']:.1%}",
-        "" if keep is None else f"{keep:.0%}",
+        cell(keep, ".0%"),
         f"{r['visual_share']:.1%}",
-        "" if worst is None else f"{worst:.1%}",
+        cell(worst, ".1%"),
         f"{r['quality'] / max(r['baseline_quality'], 1e-9):.1%}",
         f"{1000 * r['first_token_seconds']:.0f} ms",
         f"{r['first_token_speedup']:.2f}x",

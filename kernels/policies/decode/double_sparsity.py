@@ -51,11 +51,11 @@ def double_sparsity(
         If shapes, dtypes or devices do not fit, `count` is below 1, or `sink` or `recent` below 0.
     """
     real = check_decode(q, k, lengths, count, sink, recent)
-    channels = _per_row(channels, k)
+    channels = by_head("channels", channels, k, "R")
     labels = k.gather(3, channels[:, :, None].expand(-1, -1, k.shape[2], -1))
-    by_head = channels.repeat_interleave(q.shape[1] // k.shape[1], 1)[:, :, None].expand(-1, -1, q.shape[2], -1)
+    index = channels.repeat_interleave(q.shape[1] // k.shape[1], 1)[:, :, None].expand(-1, -1, q.shape[2], -1)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    score = votes(q.gather(3, by_head), labels, lengths, real, scale)
+    score = votes(q.gather(3, index), labels, lengths, real, scale)
     return choose(score, real, count, sink, recent, q.shape[2])
 
 
@@ -104,9 +104,10 @@ def label_channels(
     return order[..., :channels].sort(dim=-1).values
 
 
-def _per_row(channels: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    check_indices("channels", channels, k.device, (2, 3))
-    rows = channels if channels.ndim == 3 else channels[None].expand(k.shape[0], -1, -1)
+def by_head(name: str, chosen: torch.Tensor, k: torch.Tensor, count: str) -> torch.Tensor:
+    """What is chosen for each key head of each row, `[B, Hkv, count]`, where all rows may have one choice."""
+    check_indices(name, chosen, k.device, (2, 3))
+    rows = chosen if chosen.ndim == 3 else chosen[None].expand(k.shape[0], -1, -1)
     fits = tuple(rows.shape[:2]) == tuple(k.shape[:2])
-    require(fits, "channels", f"[{k.shape[0]}, {k.shape[1]}, R] or [{k.shape[1]}, R]", channels)
+    require(fits, name, f"[{k.shape[0]}, {k.shape[1]}, {count}] or [{k.shape[1]}, {count}]", chosen)
     return rows.long()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.kernels.checks import check_attention, check_indices, require
+from mmaccel.kernels.checks import check_attention, require
 
 from ..scores import check_count, head_scores
 from ..tokens import query_positions, real_tokens
-from .double_sparsity import double_sparsity
+from .double_sparsity import by_head, double_sparsity
 
 
 def fasa(
@@ -43,10 +43,8 @@ def fasa(
     """
     check_attention(q, k, k)
     require(q.shape[3] % 2 == 0, "q", "of an even head dimension", q)
-    check_indices("pairs", pairs, k.device, (2, 3))
-    fits = tuple(pairs.shape[-2:-1]) == (k.shape[1],) and (pairs.ndim == 2 or pairs.shape[0] == k.shape[0])
-    require(fits, "pairs", f"[{k.shape[0]}, {k.shape[1]}, P] or [{k.shape[1]}, P]", pairs)
-    channels = torch.cat([pairs.long(), pairs.long() + q.shape[3] // 2], -1)
+    pairs = by_head("pairs", pairs, k, "P")
+    channels = torch.cat([pairs, pairs + q.shape[3] // 2], -1)
     return double_sparsity(q, k, lengths, channels=channels, count=count, sink=sink, recent=recent, scale=scale)
 
 
