@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mmaccel.comparison import results
-from mmaccel.comparison.entry import PLAIN
+from mmaccel.comparison.entry import PLAIN, Entry
 from mmaccel.comparison.runner import Runner
 from mmaccel.kernels import calibrate
 from mmaccel.kernels.bench import benchmark
@@ -43,7 +43,7 @@ def limits(device: str, size: int, megabytes: int) -> dict[str, float]:
 
 
 def _fastest(run: Any, repeats: int = 10) -> float:
-    entry = benchmark.entry(PLAIN, run)
+    entry = Entry.using(PLAIN, run)
     Runner(benchmark.Calls(), [entry], range(repeats)).run()
     return min(entry.seconds)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Self
@@ -74,6 +74,11 @@ class Entry:
     def of(cls, target: Any, method: Method, label: str = "", kind: str = "method", **columns: Any) -> Self:
         """The entry of a method on a target."""
         return cls(label or str(method), kind, plan(target, method), columns=columns)
+
+    @classmethod
+    def using(cls, label: str, thing: Any) -> Self:
+        """The entry whose runs are given something of their own in place of the target, such as a function."""
+        return cls(label, PLAIN if label == PLAIN else "method", setup=lambda _: nullcontext(thing))
 
     @property
     def exact(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +65,7 @@ class Growing(Workload):
 def growing_row(name: str, adapter: SpeechAdapter, samples: torch.Tensor) -> dict[str, Any]:
     """What drafts save in one segment `[n]` without a pause, decoded at every update; refused if a token differs."""
     growing = Growing(adapter, samples)
-    drafted = Entry("drafts", "method", setup=lambda _: nullcontext(True))
-    plain = Entry(PLAIN, PLAIN, setup=lambda _: nullcontext(False))
+    drafted, plain = Entry.using("drafts", True), Entry.using(PLAIN, False)
     Runner(growing, [drafted, plain], range(len(growing.ends))).run(warm_up=False)
     settings = {"seconds": len(samples) / RATE, "updates": len(growing.ends)}
     identity = {"model": name, "method": "drafts in one segment", "settings": settings}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,14 +141,10 @@ def listen(
     ways: Mapping[str, Callable[[], Listener]], recordings: list[Recording], chunk: int = CHUNK
 ) -> dict[str, Played]:
     """Play every recording to a listener of each way, in turns, `chunk` samples at a time."""
-    entries = [Entry(label, "method", setup=_making(make)) for label, make in ways.items()]
+    entries = [Entry.using(label, make) for label, make in ways.items()]
     entries[0].kind = PLAIN  # which is judged first; each is judged by itself
     Runner(Playing(recordings, chunk), entries, range(len(recordings))).run(warm_up=False)
     return {entry.label: Played(*(_all(entry, key) for key in ("playback", "listener"))) for entry in entries}
-
-
-def _making(make: Callable[[], Listener]) -> Callable[[Any], AbstractContextManager[Any]]:
-    return lambda _: nullcontext(make)
 
 
 def _all(entry: Entry, key: str) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from mmaccel.errors import MmaccelError
 
 from .. import __all__ as PUBLIC
 from .. import should_use_sparse
-from .case import KernelCase, Run
+from .case import KernelCase
 from .cases import cases
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
@@ -58,8 +57,8 @@ def measure(case: KernelCase, device: str) -> dict[str, Any]:
             f"{case.op} ({case.shape}, {case.dtype}) is off by {error:.2g}, more than {tolerance:.2g}:"
             " no figures are reported; please open an issue with `mmaccel env`"
         )
-    ours, plain = entry("ours", case.run), entry(PLAIN, case.baseline)
-    others = [entry(name, run) for name, run in case.others.items()]
+    ours, plain = Entry.using("ours", case.run), Entry.using(PLAIN, case.baseline)
+    others = [Entry.using(name, run) for name, run in case.others.items()]
     calls = Calls(CALLS if torch.device(device).type == "cuda" else 1)
     for each in Runner(calls, [ours, plain, *others], range(ROUNDS)).run().entries:
         for sample in each.samples:
@@ -92,11 +91,6 @@ class Calls(Workload):
     def run(self, target: Any, seed: int, fewer: int | None = None) -> None:
         for _ in range(self.count):
             target()
-
-
-def entry(label: str, run: Run) -> Entry:
-    """Who calls a function."""
-    return Entry(label, PLAIN if label == PLAIN else "method", setup=lambda _: nullcontext(run))
 
 
 INTRO = """
