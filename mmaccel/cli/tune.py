@@ -59,7 +59,6 @@ def _add_choice(kind: Any, floor: str) -> None:
 def run_tune(command: Command, arguments: argparse.Namespace) -> None:
     """Measure, print and save; the plot is written even if no setting reaches the goal."""
     from ..comparison.quality_plot import require_matplotlib
-    from ..tuning.tune import tune
 
     for path, ending in ((arguments.output, ".json"), (arguments.plot, ".png")):
         if path is not None and path.suffix.lower() != ending:
@@ -69,10 +68,7 @@ def run_tune(command: Command, arguments: argparse.Namespace) -> None:
     check_writable(arguments.output)
     check_writable(arguments.plot, "--plot")
     ranks = Ranks.launched()  # before a model is loaded, so that "cuda" is the GPU of this process
-    grid, method = grid_of(arguments.setting), parse_method(arguments.method)
-    target, inputs = command.measured_inputs(arguments)
-    goal = {"target_speedup": arguments.target_speedup, "floor": arguments.floor}
-    found = tune(target, method, grid=grid or None, **goal, **inputs)
+    found = _tune(command, arguments)
     if ranks.rank > 0:
         return  # the first process prints and writes
     picked = arguments.output if found.plan is not None else None
@@ -87,6 +83,16 @@ def run_tune(command: Command, arguments: argparse.Namespace) -> None:
         print(f"wrote {arguments.plot}")
     if arguments.output and found.plan is None:
         raise SettingError(f"no plan was saved: {found.notes[0]}")
+
+
+def _tune(command: Command, arguments: argparse.Namespace) -> Any:
+    from ..tuning.tune import tune
+
+    grid = grid_of(arguments.setting)
+    method = parse_method(arguments.method)
+    target, inputs = command.measured_inputs(arguments)
+    goal = {"target_speedup": arguments.target_speedup, "floor": arguments.floor}
+    return tune(target, method, grid=grid or None, **goal, **inputs)
 
 
 def grid_of(words: list[str]) -> dict[str, list[Any]]:
