@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -39,6 +38,7 @@ class PassAttention:
     def __init__(self, model: Any, stack: ExitStack) -> None:
         self._slots: Slots | None = None
         self._mask: torch.Tensor | None = None
+        self._whole: torch.Tensor | None = None  # the same, where a processor reads one token that sees all keys
         self._parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
         self._places: torch.Tensor | None = None
         # What is made of the masks of a pass, by their `id`; each is kept beside it, so that no other gets it.
@@ -50,6 +50,8 @@ class PassAttention:
     def expect(self, mask: torch.Tensor, places: torch.Tensor, slots: Slots) -> None:
         """A pass with the mask `[B, 1, M, N]` of these slots follows, whose last `M` tokens are new, at `places`."""
         self._mask, self._places, self._slots, self._parts = mask, places, slots, None
+        is_whole = mask.shape[2] == 1 and slots.is_whole and mask.device.type == "cpu" and _is_native(mask.device)
+        self._whole = mask if is_whole else None
 
     def _placed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Some models keep the positions that they are given, as HyperCLOVAX Vision, or count others, as EXAONE 4.5."""
@@ -59,7 +61,7 @@ class PassAttention:
 
     def _forget(self, *_: Any) -> None:
         """The pass is over: another, such as one of a processor of logits for guidance, knows nothing of it."""
-        self._slots = self._mask = self._parts = self._places = None
+        self._slots = self._mask = self._whole = self._parts = self._places = None
         self._grouped = {}
 
     def __call__(
@@ -76,10 +78,14 @@ class PassAttention:
     ) -> Any:
         """For :func:`mmaccel.patching.intercept_attention`; `[B, M, Hq, D]`, and None for the weights."""
         output = None
-        windowed = None if self._slots is None else self._slots.windows.mask(module.layer_idx, key.shape[2])
-        attention_mask = attention_mask if windowed is None else windowed.to(query.device)
+        if self._slots is not None and self._slots.windows.sizes:
+            windowed = self._slots.windows.mask(module.layer_idx, key.shape[2])
+            attention_mask = attention_mask if windowed is None else windowed.to(query.device)
         if attention_mask is not None and not dropout and _is_plain(query, key, value, attention_mask, kwargs):
-            output = self._attend(query, key, value, attention_mask, scaling)
+            if attention_mask is self._whole:  # of most passes: what is called for each layer anew is nowhere cached
+                output = grouped_attention(query, key, value, None, scaling)
+            else:
+                output = self._attend(query, key, value, attention_mask, scaling)
         if output is None:
             return original(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
         return output.transpose(1, 2).contiguous(), None
@@ -94,7 +100,7 @@ class PassAttention:
     ) -> torch.Tensor | None:
         from mmaccel import kernels
 
-        if kernels.choose(query.device) != "native":
+        if not _is_native(query.device):
             takes = query.dtype.itemsize <= 4 and query.shape[3] <= WIDEST
             if mask is not self._mask or not takes:
                 return None
@@ -105,10 +111,8 @@ class PassAttention:
             return None
         return grouped_attention(query, key, value, self._for_groups(mask, query, key), scaling)
 
-    def _for_groups(self, mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-        """What :func:`grouped_mask` makes of a mask, once for all layers that share it; None where it hides nothing."""
-        if mask is self._mask and query.shape[2] == 1 and self._slots is not None and self._slots.is_whole:
-            return None
+    def _for_groups(self, mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """What :func:`grouped_mask` makes of a mask, once for all layers that share it."""
         which = id(mask), query.shape[1] // key.shape[1], query.dtype
         if which not in self._grouped:
             self._grouped[which] = mask, grouped_mask(mask, query, key)
@@ -141,16 +145,16 @@ def grouped_attention(
     >>> grouped_attention(query, keys, keys, mask).shape
     torch.Size([1, 6, 2, 8])
     """
-    attend = functools.partial(functional.scaled_dot_product_attention, attn_mask=mask, scale=scale)
+    attend = functional.scaled_dot_product_attention
     batch, heads, tokens, size = query.shape
     if mask is not None and mask.shape[2] == tokens:
-        return attend(query, key, value, enable_gqa=True)
+        return attend(query, key, value, mask, scale=scale, enable_gqa=True)
     if heads == key.shape[1]:
         if mask is None and not _is_slow(query):
-            return attend(query, key, value)
-        return attend(query.expand(-1, -1, 2, -1), key, value)[:, :, :1]
+            return attend(query, key, value, scale=scale)
+        return attend(query.expand(-1, -1, 2, -1), key, value, mask, scale=scale)[:, :, :1]
     rows = query.reshape(batch, key.shape[1], -1, size)  # of each group, head after head
-    return attend(rows, key, value).reshape(batch, heads, tokens, size)
+    return attend(rows, key, value, mask, scale=scale).reshape(batch, heads, tokens, size)
 
 
 def grouped_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -161,6 +165,13 @@ def grouped_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> 
     elif query.shape[2] > FEW or mask.shape[1] > 1:
         heads = 1
     return additive(mask, query.dtype).repeat(1, 1, heads, 1)
+
+
+def _is_native(device: torch.device) -> bool:
+    """Whether kernels are those of torch there."""
+    from mmaccel import kernels
+
+    return kernels.choose(device) == "native"
 
 
 def _is_slow(query: torch.Tensor) -> bool:
@@ -178,4 +189,6 @@ def _places(mask: torch.Tensor) -> torch.Tensor:
 def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, kwargs: dict[str, Any]) -> bool:
     """Whether attention is softmax over the keys that the mask shows, and nothing else."""
     shapes = k.shape == v.shape and q.shape[1] % k.shape[1] == 0 and mask.shape[2:] == (q.shape[2], k.shape[2])
-    return shapes and mask.dtype == torch.bool and not any(kwargs.get(name) is not None for name in UNKNOWN_ARGUMENTS)
+    if not shapes or mask.dtype != torch.bool:
+        return False
+    return kwargs.keys().isdisjoint(UNKNOWN_ARGUMENTS) or all(kwargs.get(name) is None for name in UNKNOWN_ARGUMENTS)
