@@ -64,7 +64,7 @@ class DecoderAdapter(Adapter):
     @property
     def decoder(self) -> Any:
         """The module that holds the decoder layers."""
-        return self.target.get_decoder()
+        return private.decoder_of(self.target)
 
     @property
     def layers(self) -> Any:
