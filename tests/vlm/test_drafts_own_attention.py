@@ -4,6 +4,8 @@ import pytest
 import torch
 from draft_models import call
 from transformers import (
+    BartConfig,
+    BartForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     CodeGenConfig,
@@ -116,3 +118,15 @@ def test_the_head_of_a_model_may_have_the_name_of_a_decoder(method):
     with mmaccel.accelerate(model, method) as fast:
         assert torch.equal(fast.generate(**call(3, 5)), plain)
         assert fast.report.keys == fast.report.plain_keys and fast.report.engaged == isinstance(method, FusedDraft)
+
+
+def test_cross_attention_beside_its_own_makes_no_model_read_in_both_directions():
+    """The layers of BART's decoder have both, alone as with an encoder."""
+    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
+    config = BartConfig(vocab_size=64, max_position_embeddings=256, **sizes)
+    model = visual_examples.sharp(lambda: BartForCausalLM(config), 0, examples.WEIGHT_SCALE)
+    plain = model.generate(**call(3, 5))
+    for method in (FusedDraft(always=True), SparsePrefill(budget=0.01, min_length=16, min_keys=1000, always=True)):
+        with mmaccel.accelerate(model, method) as fast:
+            assert torch.equal(fast.generate(**call(3, 5)), plain)
+            assert fast.report.engaged

@@ -99,7 +99,8 @@ class DecoderAdapter(Adapter):
         drafts = isinstance(method, DraftMethod)  # which are verified by the attention that the model has
         if not modules and not (drafts and attends_itself(self.target)):
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
-        if any(getattr(module, "is_causal", True) is False for module in modules):
+        # those of BART have cross-attention beside their own, which is causal
+        if modules and not any(getattr(module, "is_causal", True) for module in modules):
             advice = ": load it with is_decoder=True" if hasattr(self.text_config, "is_decoder") else ""
             raise UnsupportedTargetError(f"{name} attends in both directions; the vlm methods work on decoders{advice}")
         if getattr(self.text_config, "cross_attention_layers", None) and _takes_part_in_cache(method):
