@@ -12,8 +12,6 @@ from transformers import (
     Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MoshiConfig,
-    MoshiForCausalLM,
 )
 
 import mmaccel
@@ -481,9 +479,6 @@ def test_what_does_not_fit_is_refused(llama):
     prefixed.config.prefix_lm = True  # as that of HrmTextForCausalLM
     with pytest.raises(UnsupportedTargetError, match="tokens of a prompt see later ones .prefix_lm."):
         mmaccel.plan(prefixed, StoredContext())
-    windowed = MoshiForCausalLM(MoshiConfig(**{**examples.TEXT, "head_dim": 8, "ffn_dim": 64}))
-    with pytest.raises(UnsupportedTargetError, match="MoshiForCausalLM has its window by its cache alone"):
-        mmaccel.plan(windowed, StoredContext())
     for bad in ({"gigabytes": -1}, {"least": 0}, {"folder": 3}):
         with pytest.raises(SettingError, match=next(iter(bad))):
             StoredContext(**bad)

@@ -37,8 +37,6 @@ def why_unstorable(text_config: Any, name: str) -> str | None:
     """Why a model's caches cannot be cut to a part of the prompt; None if they can."""
     if getattr(text_config, "prefix_lm", False):
         return f"{name} lets the tokens of a prompt see later ones (prefix_lm)"
-    if text_config.model_type == "moshi":  # whose mask shows all that a cache with no windows holds
-        return f"{name} has its window by its cache alone, and a prompt is stored whole"
     if getattr(text_config, "num_kv_shared_layers", 0):
         return f"layers of {name} share their keys, and a prompt is stored for each layer"
     for told in moving_rotary(text_config):

@@ -95,6 +95,10 @@ class DecoderAdapter(Adapter):
                 f"{name} writes sound, or other codes, in a loop of its own; the vlm methods work on text:"
                 " speech.StreamingSpeech is for sound"
             )
+        if self.text_config.model_type == "moshi":  # whose mask shows all that is in the cache
+            raise UnsupportedTargetError(
+                f"{name} has its window by its cache alone: a pass over several tokens sees more than single ones"
+            )
         modules = self.attention_modules()
         drafts = isinstance(method, DraftMethod)  # which are verified by the attention that the model has
         if not modules and not (drafts and attends_itself(self.target)):
