@@ -154,6 +154,12 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return _LINEAR(x, weight, bias, "none", [], "")
 
 
+def decoder_of(model: Any) -> Any:
+    """The module that holds a model's decoder layers; of ModernBERT transformers finds the head, which has its name."""
+    found = model.get_decoder()
+    return model.base_model if isinstance(found, torch.nn.Linear) else found
+
+
 TABLE = "ALL_ATTENTION_FUNCTIONS"  # of attention functions by their names, in each file of transformers that asks it
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
+from mmaccel import private
+
 from .matching import Draft, Verdict
 
 
@@ -61,7 +63,7 @@ def positions_of(model: Any) -> int:
     if size is None:
         longest: int = getattr(config, "max_seq_len", sys.maxsize)  # of MPT, which makes its table in each pass
         return longest
-    decoder = model.get_decoder()
+    decoder = private.decoder_of(model)
     named = itertools.chain(decoder.named_parameters(), decoder.named_buffers())
     tables = (value for name, value in named if "pos" in name or "wpe" in name)
     return size if any(table.ndim == 2 and len(table) >= size for table in tables) else sys.maxsize

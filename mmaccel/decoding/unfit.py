@@ -75,7 +75,9 @@ def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, An
     own = own_cache(cache)
     if model.config.is_encoder_decoder != isinstance(cache, EncoderDecoderCache):
         own = None
-    if type(own) is not DynamicCache or not can_go_back(own) or not kwargs.get("use_cache", True):
+    if not kwargs.get("use_cache", True):
+        return "use_cache=False, as given or as configs of MPT have it, leaves no cache to take drafts back from"
+    if type(own) is not DynamicCache or not can_go_back(own):
         return "there is no cache to take drafts back from"
     if own.offloading:
         return "the cache is off-loaded, and drafts would have to move what it keeps elsewhere"

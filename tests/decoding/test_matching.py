@@ -299,6 +299,7 @@ def filled():
 
 
 EMPTY, SEEN = DynamicCache(), torch.ones(1, 3)
+WITHOUT = "use_cache=False, as given or as configs of MPT have it, leaves no cache to take drafts back from"
 NO_CACHE, PADDED = "there is no cache to take drafts back from", "the prompt is padded"
 OFF_LOADED = "the cache is off-loaded, and drafts would have to move what it keeps elsewhere"
 OWN_MASK = "the prompt is padded at its end, or has a mask of its own"
@@ -311,7 +312,7 @@ NEW_ALONE = "only the new tokens of a text were given, and those before are in t
         (False, {"past_key_values": EMPTY, "attention_mask": SEEN}, None),
         (False, {"past_key_values": EMPTY, "attention_mask": 1 - SEEN}, OWN_MASK),
         (False, {"past_key_values": EMPTY, "attention_mask": SEEN[None, None]}, OWN_MASK),
-        (False, {"past_key_values": EMPTY, "use_cache": False}, NO_CACHE),
+        (False, {"past_key_values": EMPTY, "use_cache": False}, WITHOUT),
         (False, {"past_key_values": EMPTY, "inputs_embeds": SEEN}, None),
         (False, {"past_key_values": off_loaded()}, OFF_LOADED),
         (False, {"past_key_values": filled(), "inputs_embeds": SEEN}, "embeddings go on from a cache"),

@@ -4,6 +4,8 @@ import pytest
 import torch
 from draft_models import call
 from transformers import (
+    BartConfig,
+    BartForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     CodeGenConfig,
@@ -14,6 +16,8 @@ from transformers import (
     GPTJForCausalLM,
     GPTNeoConfig,
     GPTNeoForCausalLM,
+    ModernBertDecoderConfig,
+    ModernBertDecoderForCausalLM,
     MptConfig,
     MptForCausalLM,
     OpenAIGPTConfig,
@@ -25,7 +29,7 @@ from transformers import (
 import mmaccel
 from mmaccel.decoding.passes.slots import ATTEND_THEMSELVES, unfit_for_rows
 from mmaccel.errors import UnsupportedTargetError
-from mmaccel.vlm import FusedDraft, SparsePrefill, SuffixDecoding, TextDraft, examples, visual_examples
+from mmaccel.vlm import FusedDraft, SelectKV, SparsePrefill, SuffixDecoding, TextDraft, examples, visual_examples
 
 SIZES = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 256}
@@ -101,3 +105,28 @@ def test_other_methods_and_other_such_decoders_are_refused():
     for target, method in ((model, FusedDraft()), (build("bloom"), SparsePrefill())):
         with pytest.raises(UnsupportedTargetError, match="does not use transformers' attention interface"):
             mmaccel.plan(target, method)
+
+
+@pytest.mark.parametrize("method", (FusedDraft(always=True), SelectKV(budget=None, tokens=100, dense_layers=0)))
+def test_the_head_of_a_model_may_have_the_name_of_a_decoder(method):
+    """`get_decoder()` of ModernBERT's is its head, which holds no attention."""
+    sizes = {**examples.TEXT, "local_attention": 32, "layer_types": ["full_attention", "sliding_attention"]}
+    config = ModernBertDecoderConfig(**{**sizes, "num_hidden_layers": 2})
+    model = visual_examples.sharp(lambda: ModernBertDecoderForCausalLM(config), 0, examples.WEIGHT_SCALE)
+    assert isinstance(model.get_decoder(), torch.nn.Linear)
+    plain = model.generate(**call(3, 5))
+    with mmaccel.accelerate(model, method) as fast:
+        assert torch.equal(fast.generate(**call(3, 5)), plain)
+        assert fast.report.keys == fast.report.plain_keys and fast.report.engaged == isinstance(method, FusedDraft)
+
+
+def test_cross_attention_beside_its_own_makes_no_model_read_in_both_directions():
+    """The layers of BART's decoder have both, alone as with an encoder."""
+    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
+    config = BartConfig(vocab_size=64, max_position_embeddings=256, **sizes)
+    model = visual_examples.sharp(lambda: BartForCausalLM(config), 0, examples.WEIGHT_SCALE)
+    plain = model.generate(**call(3, 5))
+    for method in (FusedDraft(always=True), SparsePrefill(budget=0.01, min_length=16, min_keys=1000, always=True)):
+        with mmaccel.accelerate(model, method) as fast:
+            assert torch.equal(fast.generate(**call(3, 5)), plain)
+            assert fast.report.engaged

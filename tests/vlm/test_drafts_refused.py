@@ -15,6 +15,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MllamaForCausalLM,
+    MoshiConfig,
+    MoshiForCausalLM,
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
     Phi3Config,
@@ -101,6 +103,14 @@ def test_a_cache_with_keys_of_pictures_is_left_alone():
             mmaccel.plan(model, method)
     with mmaccel.accelerate(model, SparsePrefill()) as fast:  # the advice
         assert fast.generate(**call()).shape == (1, 66)
+
+
+def test_a_window_that_only_the_cache_has_is_refused():
+    """Moshi's mask shows whatever the cache holds: what drafts or stored prompts need there is out of the window."""
+    model = MoshiForCausalLM(MoshiConfig(**{**examples.TEXT, "head_dim": 8, "ffn_dim": 64, "sliding_window": 16}))
+    for method in (*METHODS, StoredContext(), SelectKV()):
+        with pytest.raises(UnsupportedTargetError, match="MoshiForCausalLM has its window by its cache alone"):
+            mmaccel.plan(model, method)
 
 
 def test_what_a_session_refuses_is_refused_without_one():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from draft_models import deepseek_v2
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -468,6 +469,7 @@ def test_what_does_not_fit_is_refused(llama):
     some = {"num_hidden_layers": 4, "no_rope_layer_interval": 2}
     without = SmolLM3ForCausalLM(SmolLM3Config(**{**examples.TEXT, **some}))
     for target, word in (
+        (deepseek_v2(), "keys of DeepseekV2ForCausalLM cannot be turned"),
         (windows, "cannot take other positions"),
         (learned, "cannot take other positions"),
         (dynamic, "by the length of the whole prompt"),

@@ -43,7 +43,7 @@ def why_unturned(decoder: Any, config: Any, name: str) -> str | None:
         return None
     try:
         is_same = _turns_like_the_model(decoder, config)
-    except (RuntimeError, AttributeError, TypeError) as error:  # such as a rotary embedding of a part of each head
+    except (RuntimeError, AttributeError, TypeError, ValueError) as error:  # as of rotary embeddings of another form
         return f"the keys of {name} cannot be turned ({str(error).splitlines()[0]})"
     return None if is_same else f"some layers of {name} turn their keys otherwise than its rotary embedding"
 

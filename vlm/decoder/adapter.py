@@ -64,7 +64,7 @@ class DecoderAdapter(Adapter):
     @property
     def decoder(self) -> Any:
         """The module that holds the decoder layers."""
-        return self.target.get_decoder()
+        return private.decoder_of(self.target)
 
     @property
     def layers(self) -> Any:
@@ -95,11 +95,16 @@ class DecoderAdapter(Adapter):
                 f"{name} writes sound, or other codes, in a loop of its own; the vlm methods work on text:"
                 " speech.StreamingSpeech is for sound"
             )
+        if self.text_config.model_type == "moshi":  # whose mask shows all that is in the cache
+            raise UnsupportedTargetError(
+                f"{name} has its window by its cache alone: a pass over several tokens sees more than single ones"
+            )
         modules = self.attention_modules()
         drafts = isinstance(method, DraftMethod)  # which are verified by the attention that the model has
         if not modules and not (drafts and attends_itself(self.target)):
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
-        if any(getattr(module, "is_causal", True) is False for module in modules):
+        # those of BART have cross-attention beside their own, which is causal
+        if modules and not any(getattr(module, "is_causal", True) for module in modules):
             advice = ": load it with is_decoder=True" if hasattr(self.text_config, "is_decoder") else ""
             raise UnsupportedTargetError(f"{name} attends in both directions; the vlm methods work on decoders{advice}")
         if getattr(self.text_config, "cross_attention_layers", None) and _takes_part_in_cache(method):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from mmaccel import private
 from mmaccel.masks import additive
 from mmaccel.patching import UNKNOWN_ARGUMENTS, hook, intercept_attention
 
@@ -45,7 +46,7 @@ class PassAttention:
         self._grouped: dict[tuple[int, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
         # passes of other threads, which the model makes beside those of this text, are none of these
         intercept_attention(stack, own_attention(model), self, in_thread=True)
-        hook(stack, model.get_decoder(), before=self._placed, after=self._forget, always=True, in_thread=True)
+        hook(stack, private.decoder_of(model), before=self._placed, after=self._forget, always=True, in_thread=True)
 
     def expect(self, mask: torch.Tensor, places: torch.Tensor, slots: Slots) -> None:
         """A pass with the mask `[B, 1, M, N]` of these slots follows, whose last `M` tokens are new, at `places`."""

@@ -15,6 +15,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from mmaccel import private
 from mmaccel.cache.argument import cached
 
 # Layers with a state of the text so far, which cannot be cropped: linear attention and state spaces.
@@ -118,7 +119,7 @@ def reads_on(model: Any, device: torch.device, rows: int) -> bool:
     That of Jamba begins at none, and RecurrentGemma keeps its own in its modules: there drafts would change the text.
     So two short passes are compared, one of them behind states of zeros.
     """
-    decoder, cache = model.get_decoder(), DynamicCache(config=model.config.get_text_config(decoder=True))
+    decoder, cache = private.decoder_of(model), DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.arange(1, 5, device=device).expand(rows, -1)
     decoder(ids[:, :2], **cached(cache), use_cache=True)
     past = Rollback(cache)

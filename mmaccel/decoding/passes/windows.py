@@ -124,7 +124,7 @@ def own_attention(model: Any) -> list[Any]:
     method attends in is of these where that has a part in prompts alone, such as ``SparsePrefill``.
     """
     compiled = {part for module in model.modules() if private.runs_compiled(module) for part in module.modules()}
-    layers = [layer for layer in attention_layers(model.get_decoder()) if layer not in compiled]
+    layers = [layer for layer in attention_layers(private.decoder_of(model)) if layer not in compiled]
     return [layer for layer in layers if _steps_by(layer) == "sdpa"]
 
 
