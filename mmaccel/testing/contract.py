@@ -152,9 +152,10 @@ def shapes(method: type[Method], example: Example) -> None:
     """Batches of several sizes in one session, and the example's other shapes, as without the method."""
     model, arguments = example.shared
     with accelerate(model, method(**example.settings(method.engaging))) as session:
-        rows = example.run(session, arguments, batch=3).shape[0]
+        sizes = [example.run(session, arguments, batch=batch).shape[0] for batch in (3, 1)]
         fast = example.shapes(session, arguments)
-    assert rows == 3 and fast == example.plain_shapes, f"{rows} rows of 3, shapes {fast} of {example.plain_shapes}"
+    plain = example.plain_shapes
+    assert sizes == [3, 1] and fast == plain, f"shapes {fast} instead of {plain}, rows {sizes}"
 
 
 def exception(method: type[Method], example: Example) -> None:

@@ -91,9 +91,9 @@ class Example:
         return self.tried[-1]
 
     def shapes(self, target: Any, arguments: Arguments) -> list[torch.Size]:
-        """Shapes of what it gives in the variants, or without one where there are none, of one row and two by turns."""
+        """Shapes of what it gives in the variants, two rows and one by turns; without one where there are none."""
         calls = enumerate(self.variants or ({},))
-        return [self.run(target, arguments, batch=1 + number % 2, **variant).shape for number, variant in calls]
+        return [self.run(target, arguments, batch=2 - number % 2, **variant).shape for number, variant in calls]
 
     @cached_property
     def plain_shapes(self) -> list[torch.Size]:
