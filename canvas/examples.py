@@ -10,7 +10,7 @@ import torch
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import EuroBertConfig, EuroBertForMaskedLM, Qwen2Config, Qwen2ForCausalLM
 
-from mmaccel.testing.contract import Example
+from mmaccel.testing.example import Example
 from mmaccel.testing.untrained import DECODER, untrained
 from mmaccel.zoo.block_causal import BlockCausalModel
 
@@ -60,9 +60,9 @@ def bidirectional(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
     return pipeline(model), functools.partial(arguments, eos_token_id=52)
 
 
-def block_causal(seed: int = 0) -> tuple[Any, Callable[..., Any]]:
+def block_causal(seed: int = 0, layers: int = 2) -> tuple[Any, Callable[..., Any]]:
     """The same with a `Qwen2ForCausalLM` that fills blocks."""
-    decoder = untrained(lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)), seed, SCALE)
+    decoder = untrained(lambda: Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "num_hidden_layers": layers})), seed, SCALE)
     return pipeline(BlockCausalModel(decoder, BLOCK)), functools.partial(arguments, eos_token_id=38)
 
 

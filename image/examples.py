@@ -14,7 +14,7 @@ from transformers import (
     JanusForConditionalGeneration,
 )
 
-from mmaccel.testing.contract import Example
+from mmaccel.testing.example import Example
 from mmaccel.testing.untrained import DECODER, untrained
 
 ROWS, COLUMNS, CODES = 4, 4, 24

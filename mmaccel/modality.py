@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .cli.command import Command
     from .comparison.trial import BaseTrial
     from .presets import Preset
-    from .testing.contract import Example
+    from .testing.example import Example
 
 ENTRY_POINTS = "mmaccel.modalities"
 

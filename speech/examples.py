@@ -19,7 +19,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from mmaccel.testing.contract import Example
+from mmaccel.testing.example import Example
 from mmaccel.testing.untrained import untrained
 
 VOCABULARY, NEW_TOKENS, SAMPLES = 64, 24, 16_000  # so many tokens that texts repeat something

@@ -22,7 +22,7 @@ from diffusers import (
     WanTransformer3DModel,
 )
 
-from mmaccel.testing.contract import Example
+from mmaccel.testing.example import Example
 from mmaccel.testing.untrained import untrained
 
 FRAMES, HEIGHT, WIDTH = 4, 8, 8  # tokens; 256 in all, four blocks

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from mmaccel.testing.contract import Example
+from mmaccel.testing.example import Example
 from mmaccel.testing.untrained import untrained
 
 from . import multi_view_example, visual_examples

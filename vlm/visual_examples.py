@@ -28,7 +28,7 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from mmaccel.testing.contract import Example
+from mmaccel.testing.example import Example
 from mmaccel.testing.untrained import DECODER, untrained
 
 VOCABULARY, IMAGE, VIDEO, NEW_TOKENS, FRAMES = 64, 62, 63, 5, 6

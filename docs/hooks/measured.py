@@ -25,18 +25,18 @@ def sections(method: type[Method]) -> dict[str, str]:
     """A table for each group of rows that were measured together, by what it was measured on."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for name in _files():
-        rows = _result(name)["rows"]
-        mine = [row for row in rows if method_of(row) is method]
+        mine = [row for row, of in _rows(name) if of is method]
         for row in mine:
             groups.setdefault(_condition(row), []).append(row)
         for condition in dict.fromkeys(_condition(row) for row in mine):
-            groups[condition] += [r for r in rows if r["method"] in ALTERNATIVES and _condition(r) == condition]
+            others = (row for row, _ in _rows(name) if row["method"] in ALTERNATIVES)
+            groups[condition] += [row for row in others if _condition(row) == condition]
     return {condition: _table(rows) for condition, rows in groups.items()}
 
 
 def pages(method: type[Method]) -> list[str]:
     """Names of the benchmarks that have rows of a method."""
-    return [name for name in _files() if any(method_of(row) is method for row in _result(name)["rows"])]
+    return [name for name in _files() if any(of is method for _, of in _rows(name))]
 
 
 def where(name: str) -> str:
@@ -73,6 +73,12 @@ def _files() -> list[str]:
 @cache
 def _result(name: str) -> dict[str, Any]:
     return results.load(BENCHMARKS / f"{name}.json")
+
+
+@cache
+def _rows(name: str) -> list[tuple[dict[str, Any], type[Method] | None]]:
+    """The rows of a benchmark, each with its method."""
+    return [(row, method_of(row)) for row in _result(name)["rows"]]
 
 
 def _condition(row: dict[str, Any]) -> str:

@@ -12,98 +12,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
 
-from ..adapter import adapters, find_adapter
+from ..adapter import adapters
 from ..errors import ActiveSessionError, UnknownNameError
 from ..method import Method
 from ..modality import Modality, get_modality
 from ..plan import Plan, modality_of, plan
 from ..session import Session, accelerate
+from .example import Arguments, Example
 from .snapshot import snapshot
-
-Arguments = Callable[..., dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Example:
-    """A tiny model for contract tests.
-
-    Attributes
-    ----------
-    family
-        The name in messages: the adapter's family, or of the many kinds in one family the kind.
-    build
-        `build(seed)` gives the target and `arguments(batch=1, **more)` for its call.
-    module
-        The module whose forward is the work; a hook on it breaks a run half-way.
-    call
-        Name of the method users call.
-    columns
-        Tokens of a row of the grid, which stand for `"columns"` in `Method.neutral`.
-    without
-        Names of settings that nothing of the family can follow; its runs leave them at their defaults.
-    takes_generator
-        Whether the accelerated call takes a `generator`. Otherwise its arguments ask for no sampling, and the
-        same call must give the same output without one.
-    variants
-        Arguments of further calls of other shapes, such as another length of prompt.
-    result
-        Takes the tensor out of what the call returns.
-    interrupt_after
-        How many calls of `module` succeed before a run is broken; a run must make more.
-    """
-
-    family: str
-    build: Callable[..., tuple[Any, Arguments]]
-    module: Callable[[Any], torch.nn.Module]
-    call: str = "generate"
-    columns: int = 4
-    without: tuple[str, ...] = ()
-    takes_generator: bool = True
-    variants: tuple[dict[str, Any], ...] = ()
-    interrupt_after: int = 2
-    result: Callable[[Any], torch.Tensor] = lambda output: output
-
-    def settings(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings with the placeholder `"columns"` replaced by this example's grid, less those of `without`."""
-        return {k: self.columns if v == "columns" else v for k, v in settings.items() if k not in self.without}
-
-    def run(self, target: Any, arguments: Arguments, batch: int = 1, seed: int | None = 0, **more: Any) -> torch.Tensor:
-        """Call the target; with `seed`, from a private generator if it is a session, else from the global one."""
-        call = getattr(target, self.call)
-        if seed is not None and not isinstance(target, Session):
-            torch.manual_seed(seed)
-        elif seed is not None and self.takes_generator:  # else nothing is drawn
-            more["generator"] = torch.Generator().manual_seed(seed)
-        return self.result(call(**arguments(batch, **more)))
-
-    @cached_property
-    def adapter_family(self) -> str:
-        """The family of the adapter that is found for the target."""
-        return find_adapter(self.shared[0]).family
-
-    @cached_property
-    def shared(self) -> tuple[Any, Arguments]:
-        """A target, and the arguments of its call, for all clauses that need no new one."""
-        return self.build()
-
-    @cached_property
-    def plain(self) -> torch.Tensor:
-        """What a new target gives that no method has touched."""
-        return self.run(*self.build())
-
-    @cached_property
-    def plain_shapes(self) -> list[torch.Size]:
-        """Shapes of what it gives in the variants, or without one where there are none, two rows in each."""
-        model, arguments = self.build()
-        return [self.run(model, arguments, batch=2, **variant).shape for variant in self.variants or ({},)]
 
 
 def examples(modality: str) -> list[Example]:
@@ -171,13 +94,28 @@ def _forget(session: Session, method: type[Method]) -> None:
         session.memory.clear()
 
 
+@contextmanager
+def left_clean(example: Example) -> Iterator[tuple[Any, Arguments]]:
+    """A target that has run before and the arguments of its call; after the block, nothing of that is left on it."""
+    model, arguments, names, plain = example.tried
+    try:
+        before = snapshot(model)
+        yield model, arguments
+        left = snapshot(model)
+        assert names == left.keys() and before == left, "left a trace"
+        assert torch.equal(example.run(model, arguments), plain), "the model gives other tokens than before"
+    except BaseException:
+        vars(example).pop("tried", None)  # others get one that is clean
+        raise
+
+
 def engaged_and_clean(method: type[Method], example: Example) -> None:
     """It runs, does less work or gives another output, and leaves nothing behind, also after a plain run."""
-    model, arguments = example.build()
-    before = snapshot(model)
-    plain = example.run(model, arguments)
-    after_plain = snapshot(model)
-    with accelerate(model, method(**example.settings(method.engaging))) as session:
+    plain = example.plain
+    with (
+        left_clean(example) as (model, arguments),
+        accelerate(model, method(**example.settings(method.engaging))) as session,
+    ):
         runs = [example.run(session, arguments) for _ in range(1 + method.learns)]
         out, report = runs[-1], session.report
         assert report.engaged, "did not engage"
@@ -189,9 +127,6 @@ def engaged_and_clean(method: type[Method], example: Example) -> None:
         assert len(lines) - len(report.warnings) <= 8, "more than 8 lines of figures"
         assert all(any(text in line for line in lines) for text in report.warnings), "a warning is left out"
         json.dumps(report.to_dict())
-    left = snapshot(model)
-    assert before.keys() == left.keys() and after_plain == left, "left a trace"
-    assert torch.equal(example.run(model, arguments), plain), "the model gives other tokens than before"
 
 
 def neutral(method: type[Method], example: Example) -> None:
@@ -215,32 +150,29 @@ def seeded(method: type[Method], example: Example) -> None:
 
 def shapes(method: type[Method], example: Example) -> None:
     """Batches of several sizes in one session, and the example's other shapes, as without the method."""
-    (model, arguments), plain = example.shared, example.plain_shapes
+    model, arguments = example.shared
     with accelerate(model, method(**example.settings(method.engaging))) as session:
         sizes = [example.run(session, arguments, batch=batch).shape[0] for batch in (3, 1)]
-        fast = [example.run(session, arguments, batch=2, **variant).shape for variant in example.variants or ({},)]
-    assert sizes == [3, 1] and fast == plain, f"shapes {fast} instead of {plain}"
+        fast = example.shapes(session, arguments)
+    plain = example.plain_shapes
+    assert sizes == [3, 1] and fast == plain, f"shapes {fast} instead of {plain}, rows {sizes}"
 
 
 def exception(method: type[Method], example: Example) -> None:
     """An exception half-way leaves the session usable and the target clean."""
-    model, arguments = example.build()
-    plain = example.run(model, arguments)
-    before = snapshot(model)
-    session = accelerate(model, method(**example.settings(method.engaging)))
-    expected = example.run(session, arguments)
-    with broken_after(example.module(model), example.interrupt_after):
-        try:
-            example.run(session, arguments)
-        except Interrupted:
-            pass
-        else:
-            raise AssertionError("the hook never fired")
-    _forget(session, method)
-    assert torch.equal(example.run(session, arguments), expected), "the session is damaged"
-    session.remove()
-    assert snapshot(model) == before, "left a trace"
-    assert torch.equal(example.run(model, arguments), plain), "the model is damaged"
+    with left_clean(example) as (model, arguments):
+        session = accelerate(model, method(**example.settings(method.engaging)))
+        expected = example.run(session, arguments)
+        with broken_after(example.module(model), example.interrupt_after):
+            try:
+                example.run(session, arguments)
+            except Interrupted:
+                pass
+            else:
+                raise AssertionError("the hook never fired")
+        _forget(session, method)
+        assert torch.equal(example.run(session, arguments), expected), "the session is damaged"
+        session.remove()
 
 
 def two_instances(method: type[Method], example: Example) -> None:
@@ -263,7 +195,7 @@ def two_instances(method: type[Method], example: Example) -> None:
 
 def plans(method: type[Method], example: Example) -> None:
     """A plan survives JSON, and does what the method does."""
-    model, arguments = example.build()
+    model, arguments = example.shared
     made = plan(model, method(**example.settings(method.engaging)))
     again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
     assert again == made, "a plan is lost in JSON"

@@ -783,7 +783,7 @@ def test_compare_draws_on_the_device_of_the_pipeline():
 
 
 def test_a_cache_follows_a_model_that_is_compiled_within_its_session():
-    (pipe, arguments), call = examples.block_causal(), {"num_inference_steps": 2}  # each pass is compiled anew
+    (pipe, arguments), call = examples.block_causal(layers=1), {"num_inference_steps": 2, "gen_length": 16}
     plain = run(pipe, arguments, 2, **call)
     with mmaccel.accelerate(pipe, canvas.PrefixCache()) as fast:
         pipe.model.compile(backend="eager")

@@ -234,7 +234,7 @@ def again(session, change):
         (lambda session: torch.zeros(1, 16), "the hook never fired"),
         (lambda session: again(session, lambda s: s.memory.update(damaged=True)), "the session is damaged"),
         (lambda session: again(session, lambda s: setattr(s.target, "left", 1)), "left a trace"),
-        (lambda session: again(session, lambda s: s.target.dial.append(1)), "the model is damaged"),
+        (lambda session: again(session, lambda s: s.target.dial.append(1)), "gives other tokens than before"),
     ),
     ids=("swallowed", "session", "trace", "model"),
 )

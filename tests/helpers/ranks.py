@@ -21,7 +21,8 @@ from mmaccel.errors import MmaccelError
 from mmaccel.testing.untrained import untrained
 
 PROMPT = "rocket moves up, blue background"
-CALL = {"prompt": PROMPT, "num_inference_steps": 12, "num_frames": 5, "output_type": "latent"}
+SIZE = {"num_frames": 5, "height": 32, "width": 32}
+CALL = {"prompt": PROMPT, "num_inference_steps": 12, **SIZE, "output_type": "latent"}
 WORKING = {
     "steps": video.HeterogeneousSteps(budget=0.5),
     "easy": video.EasyCache(threshold=0.2, warmup=3),

@@ -41,21 +41,24 @@ SHELL = ("bash", "console")
 # The same code, and the same command, with less work.
 SMALLER = {
     "num_inference_steps=20": "num_inference_steps=2",
-    '"num_inference_steps": 20': '"num_inference_steps": 3',
+    '"num_inference_steps": 20': '"num_inference_steps": 3, "num_frames": 5',
+    "num_frames=23, num_inference_steps=4": "num_frames=15, num_inference_steps=2",
+    "num_frames=31, num_inference_steps=2": "num_frames=23, num_inference_steps=1",
+    'grid={"window": [2, 8]}': 'grid={"window": [2]}',
     'prompt="rocket moves up"': 'prompt="rocket moves up", num_inference_steps=4, rounds=1',
     "seeds=range(4)": "seeds=range(1), rounds=1",
     "seeds=range(2)": "seeds=range(1), rounds=1",
     "seeds=[0]": "seeds=[0], rounds=1",
     "questions=[asked.question],": "questions=[asked.question], rounds=1,",
     "in asked.frames:": "in asked.frames[:6]:",
-    '"clip.mp4", frames=16': '"clip.mp4", frames=9',  # which has as many, by FEWER
+    '"clip.mp4", frames=16': '"clip.mp4", frames=5',  # which has as many, by FEWER
 }
 # Of the commands that measure and generate, by their options.
 FEWER = {
     "--seeds": "1",
     "--rounds": "1",
     "--steps": "10",  # fewer are not forecast
-    "--frames": "9",
+    "--frames": "5",
     "--fail-below": "0.01",  # what one round on a busy machine measures may be anything
 }
 FEWER_OF = ("run", "compare", "tune", "bench")

@@ -17,7 +17,7 @@ from mmaccel.modality import Modality
 from mmaccel.patching import wrap_method
 from mmaccel.registry import register
 from mmaccel.session import accelerate
-from mmaccel.testing.contract import Example
+from mmaccel.testing.example import Example
 from mmaccel.testing.untrained import untrained
 
 __all__ = ["Stride"]

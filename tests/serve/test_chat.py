@@ -44,6 +44,12 @@ def questions():
     return zoo.questions("tiny-onevision", 8)
 
 
+@pytest.fixture(scope="module")
+def whole(chat, questions):
+    """The likeliest answer to the first question, in one piece."""
+    return chat.create(**call(questions[0]))
+
+
 WHITE = Image.new("RGB", (60, 40), "white")
 
 
@@ -126,11 +132,10 @@ def _body(one, **more):
     return {"messages": of(one), "max_tokens": 8, **more}
 
 
-def test_an_answer_is_streamed_while_it_is_written(chat, questions):
-    whole = chat.create(**call(questions[0])).choices[0].message.content
+def test_an_answer_is_streamed_while_it_is_written(chat, questions, whole):
     events = list(chat.create(**call(questions[0], stream=True)))
     text = "".join(event.choices[0].delta.content or "" for event in events)
-    assert text.strip() == whole and events[-1].choices[0].finish_reason == "stop"
+    assert text.strip() == whole.choices[0].message.content and events[-1].choices[0].finish_reason == "stop"
     assert len({event.id for event in events}) == 1
 
 
@@ -149,19 +154,19 @@ def test_a_stream_without_a_word_has_a_role_too(endpoint, questions):
     assert end["choices"][0]["delta"] == {"role": "assistant"}
 
 
-def test_a_stream_ends_with_its_usage_where_that_is_asked_for(chat, questions):
-    whole = chat.create(**call(questions[0])).usage
+def test_a_stream_ends_with_its_usage_where_that_is_asked_for(chat, questions, whole):
     events = list(chat.create(**call(questions[0], stream=True, stream_options={"include_usage": True})))
-    assert events[-1].choices == [] and events[-1].usage == whole and events[-2].choices[0].finish_reason == "stop"
+    assert events[-1].choices == [] and events[-1].usage == whole.usage
+    assert events[-2].choices[0].finish_reason == "stop"
     for options in ({"include_usage": 1}, {"usage": True}):
         with pytest.raises(openai.BadRequestError, match=r"send {.*include_usage.*: true}"):
             chat.create(**call(questions[0], stream=True, stream_options=options))
 
 
 @pytest.mark.parametrize("temperature", (1e-40, 1e-300, 1e-5))
-def test_very_cold_answers_are_the_likeliest(chat, questions, temperature):
-    whole = chat.create(**call(questions[0])).choices[0].message.content
-    assert chat.create(**call(questions[0], temperature=temperature)).choices[0].message.content == whole
+def test_very_cold_answers_are_the_likeliest(chat, questions, whole, temperature):
+    cold = chat.create(**call(questions[0], temperature=temperature))
+    assert cold.choices[0].message.content == whole.choices[0].message.content
 
 
 def test_what_the_processor_refuses_is_no_failure_of_the_server(endpoint, monkeypatch):

@@ -32,6 +32,16 @@ def wan():
     return pipe, arguments(1, steps=24)
 
 
+@pytest.fixture
+def few_settings(monkeypatch):
+    """One budget and one threshold are measured, for tests of what is around that."""
+    monkeypatch.setattr(auto_module, "ROUNDS", 1)
+    monkeypatch.setattr(auto_module, "THRESHOLDS", auto_module.THRESHOLDS[:1])
+
+
+FEW = pytest.mark.usefixtures("few_settings")
+
+
 def test_a_quality_is_kept(wan, tmp_path):
     pipe, call = wan
     plain = pipe(**call)[0]
@@ -131,6 +141,7 @@ def test_a_quality_out_of_reach_runs_plainly(wan):
         assert said in str(fast.report)
 
 
+@FEW
 def test_a_saved_plan_that_found_nothing_is_not_measured_again(wan, tmp_path):
     pipe, call = wan
     call = {**call, "num_inference_steps": 10}
@@ -158,6 +169,7 @@ def test_a_curve_of_settings_of_this_method_is_none_of_its_own(wan, monkeypatch)
 
 
 @pytest.mark.parametrize("others", ((), (SparseAttention(min_length=64, always=True),)), ids=("alone", "beside others"))
+@FEW
 def test_a_call_of_the_pipeline_itself_is_told_to_be_plain(wan, others):
     """It measures nothing; of what is picked later it has its share."""
     pipe, call = wan
@@ -173,6 +185,7 @@ def test_a_call_of_the_pipeline_itself_is_told_to_be_plain(wan, others):
     assert "set_timesteps" not in vars(pipe.scheduler)
 
 
+@FEW
 def test_a_call_too_short_to_measure_settles_nothing(wan):
     pipe, call = wan
     with mmaccel.accelerate(pipe, auto(target_speedup=1.2)) as fast:
@@ -184,6 +197,7 @@ def test_a_call_too_short_to_measure_settles_nothing(wan):
     assert torch.equal(pipe(**{**call, "num_inference_steps": 2})[0], plain)
 
 
+@FEW
 def test_a_call_too_short_to_measure_is_measured_once(wan):
     """And leaves nothing behind; one of more steps is measured."""
     pipe, call = wan
@@ -213,6 +227,7 @@ def test_a_number_of_steps_that_nothing_tells_is_measured_once_too(wan, monkeypa
     assert len(measured) == 2, "one of a known number is"
 
 
+@FEW
 def test_a_baseline_that_its_user_measured_before_comes_back(wan):
     pipe, call = wan
     with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
@@ -226,6 +241,7 @@ def test_a_baseline_that_its_user_measured_before_comes_back(wan):
             assert fast.report.baseline_seconds == before
 
 
+@FEW
 def test_no_trace_is_of_a_measured_run(wan, monkeypatch):
     pipe, call = wan
     monkeypatch.setattr(auto_module.auto, "_pick", lambda self, curve: EasyCache(0.1))
@@ -262,6 +278,7 @@ def test_the_strength_of_ltxs_pictures_leaves_no_step_out(given, steps):
     assert asked_steps(diffusers.LTXConditionPipeline, (), {"num_inference_steps": 40, **given}) == steps
 
 
+@FEW
 def test_what_other_methods_save_is_no_point_of_the_curve(wan):
     """Nor settles a call of which no step can be left out."""
     pipe, call = wan
@@ -274,6 +291,7 @@ def test_what_other_methods_save_is_no_point_of_the_curve(wan):
         assert fast.plan.measured and fast.plan.methods[1] == other
 
 
+@FEW
 def test_other_methods_of_the_plan_stay_and_are_measured_with_it(wan):
     pipe, call = wan
     other = SparseAttention(min_length=64, always=True)
@@ -294,6 +312,7 @@ def pipe_output(pipe, fast, call):
         return pipe(**call)[0]
 
 
+@FEW
 def test_what_another_session_picked_is_taken_over(wan):
     """As `mmaccel.compare` and `tune` give each run what the runs before it learned, after the session began."""
     pipe, call = wan
@@ -332,6 +351,7 @@ def test_the_baseline_is_one_plain_run(wan):
         assert 0 < fast.report.baseline_seconds < (time.perf_counter() - began) / 2
 
 
+@FEW
 def test_no_call_is_compared_with_the_plain_run_of_another(wan):
     pipe, call = wan
     with mmaccel.accelerate(pipe, auto(min_psnr=20)) as fast:
@@ -346,6 +366,7 @@ def test_no_call_is_compared_with_the_plain_run_of_another(wan):
             assert fast.report.speedup is not None, "which its user chose"
 
 
+@FEW
 def test_generators_and_the_global_state_are_left_as_one_run_leaves_them(wan):
     pipe, call = wan
     call = {name: value for name, value in call.items() if name != "latents"}
@@ -361,6 +382,7 @@ def test_generators_and_the_global_state_are_left_as_one_run_leaves_them(wan):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@FEW
 def test_what_a_pipeline_draws_from_the_global_state_is_the_same_in_every_run(wan):
     """Without a generator, noise comes from the global state: measured from one state, which then is as before."""
     pipe, call = wan
@@ -373,6 +395,7 @@ def test_what_a_pipeline_draws_from_the_global_state_is_the_same_in_every_run(wa
         assert all(point["psnr"] > 15 for point in fast.plan.measured), "all from the same noise"
 
 
+@FEW
 def test_the_noise_of_an_apple_gpu_is_the_same_in_every_run(wan, monkeypatch):
     """Its random state, here a counter, begins each run where the call itself will."""
     pipe, call = wan
@@ -408,6 +431,7 @@ def test_outputs_of_every_kind_are_compared():
     assert tensor_psnr(torch.tensor([-1.0, 1.0]), torch.tensor([-0.8, 1.2])) == pytest.approx(20.0)
 
 
+@FEW
 def test_measuring_that_breaks_off_is_begun_again(wan, monkeypatch):
     """With the generators as they were, several too; nothing is picked, and nothing stays on the pipeline."""
     pipe, call = wan
@@ -425,6 +449,7 @@ def test_measuring_that_breaks_off_is_begun_again(wan, monkeypatch):
     assert "forward" not in vars(pipe.transformer)
 
 
+@FEW
 def test_measuring_that_is_interrupted_settles_nothing(wan):
     """As diffusers interrupts a pipeline: the call returns, with an output that is half made."""
     pipe, call = wan
@@ -445,6 +470,7 @@ def test_measuring_that_is_interrupted_settles_nothing(wan):
         assert fast.plan.measured and not any("interrupted" in text for text in fast.report.warnings)
 
 
+@FEW
 def test_another_thread_is_refused_while_the_first_call_is_measured(wan):
     pipe, call = wan
     said = []

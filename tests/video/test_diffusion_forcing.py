@@ -131,7 +131,7 @@ def test_frames_together_step_as_one_sampler_does():
     sky.vae_scale_factor_temporal = wan.vae_scale_factor_temporal
     embedded = wan.encode_prompt("rocket moves up, blue background", max_sequence_length=16)
     text = dict(zip(("prompt_embeds", "negative_prompt_embeds"), embedded, strict=True))
-    size = {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 14, "guidance_scale": 3.0}
+    size = {"height": 32, "width": 32, "num_frames": 9, "num_inference_steps": 14, "guidance_scale": 3.0}
 
     for pipe in (sky, wan):
         pipe.set_progress_bar_config(disable=True)
