@@ -12,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Where Linux shows accelerators: NVIDIA's, those of its Jetson boards, AMD's, and those of Windows under WSL.
 DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")

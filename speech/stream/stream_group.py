@@ -86,7 +86,8 @@ class StreamGroup:
         """The events of a step of each stream, once all are done."""
         if self._is_closed:
             raise StreamFinishedError("the streams are finished: open others with recognizer.streams()")
-        futures = [self._threads.submit(with_autocast(self._joined), *step) for step in steps]
+        work = with_autocast(self._joined)
+        futures = [self._threads.submit(work, step, arguments) for step, arguments in steps]
         try:
             wait(futures)
         finally:
