@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from importlib import metadata
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Where Linux shows accelerators: NVIDIA's, those of its Jetson boards, AMD's, and those of Windows under WSL.
 DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
@@ -62,6 +67,32 @@ def synchronize() -> None:
             torch.get_device_module(kind).synchronize(device)
     if torch.backends.mps.is_available():
         torch.mps.synchronize()
+
+
+def with_autocast(work: Callable[P, R]) -> Callable[P, R]:
+    """Work that another thread is to do, under the autocast of this one: it holds in the thread that entered it only.
+
+    Examples
+    --------
+    >>> with_autocast(max)(1, 2)
+    2
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = ["cpu", *([] if accelerator is None else [accelerator.type])]
+    on = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
+    if not on:
+        return work
+
+    @wraps(work)
+    def within(*args: P.args, **kwargs: P.kwargs) -> R:
+        with ExitStack() as stack:
+            for kind, dtype in on:
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            return work(*args, **kwargs)
+
+    return within
 
 
 def _accelerator() -> str:

@@ -30,7 +30,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "begin_suppress_tokens": (None,),
     "penalty_alpha": (None,),
     "exponential_decay_length_penalty": (None,),
-    "min_new_tokens": (None,),
+    "min_new_tokens": (0, None),
     "stop_strings": (None,),
     "max_time": (None,),
     "prompt_lookup_num_tokens": (None,),

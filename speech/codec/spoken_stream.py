@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from mmaccel.errors import MmaccelError
-from mmaccel.machine import synchronize
+from mmaccel.machine import synchronize, with_autocast
 
 from .streaming_codec_decoder import CodecStream
 
@@ -93,11 +93,8 @@ class _Run:
         try:
             self.voice.meter.restart()
             self.voice.generated = None
-            kind = self.voice.speaker.model.device.type
-            # Autocast holds in the thread that entered it only: the one that generates enters that of who asked.
-            dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-            autocast = torch.autocast(kind, dtype=dtype, enabled=is_on)
-            thread = threading.Thread(target=self._generate, args=(autocast,), name="mmaccel speech out", daemon=True)
+            speak = with_autocast(self._speak)
+            thread = threading.Thread(target=self._generate, args=(speak,), name="mmaccel speech out", daemon=True)
             thread.start()  # which raises where there are too many
         except BaseException:
             self._turn.release()
@@ -112,10 +109,9 @@ class _Run:
         if thread is not None and thread is not threading.current_thread():  # which may be collecting garbage
             thread.join()
 
-    def _generate(self, autocast: Any) -> None:
+    def _generate(self, speak: Callable[[], None]) -> None:
         try:
-            with autocast:
-                self._speak()
+            speak()
         except _Left:
             pass
         except BaseException as error:  # whoever listens is to hear of it, whatever it is

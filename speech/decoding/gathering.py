@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
+from mmaccel.machine import with_autocast
+
 Work = Callable[[list[Any]], Sequence[Any]]
 
 
@@ -123,7 +125,7 @@ class Gathering:
         self._is_busy = True
         self.sizes[work.__name__, len(batch)] += 1
         self._changed.release()
-        done = self._worker.submit(self._do, work, batch)
+        done = self._worker.submit(with_autocast(self._do), work, batch)
         try:
             wait([done])
         finally:

@@ -20,6 +20,7 @@ from .adapter import Encoded, Passes, Word, WrittenAdapter
 from .languages import AUTO, language_code
 from .rows import CHAT, TranscriptionPrompt
 from .spelled import spread
+from .timed import unrounded
 
 
 @register_adapter
@@ -90,7 +91,8 @@ class ChatAdapter(WrittenAdapter):
 
     def _inputs(self, samples: torch.Tensor) -> Mapping[str, Any]:
         """What `generate` would be given for samples `[n]`."""
-        made = self._asked.ask(self._processor(), samples.cpu().numpy(), self.sample_rate, self._told)
+        with unrounded():
+            made = self._asked.ask(self._processor(), samples.cpu().numpy(), self.sample_rate, self._told)
         return BatchFeature(made).to(self.target.device, self.target.dtype)
 
     def _read(self, inputs: Mapping[str, Any]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ..audio.audio import RATE
 from ..audio.growing_audio import AudioStream
 from ..audio.upsampled import Upsampler
 from .rows import CODEC_FRAMES, MEL_FRAMES
-from .timed import StreamedAdapter, TimedToken, as_states, features_of
+from .timed import StreamedAdapter, TimedToken, as_states, features_of, unrounded
 
 _ONE_PASS = "it draws one token for each frame of audio, so nothing of its text can be drafted"
 
@@ -140,12 +140,9 @@ class MelFrameStream(FrameStream):
 
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
-        given = processor(
-            torch.zeros(processor.num_samples_first_audio_chunk, device="cpu").numpy(),
-            is_streaming=True,
-            is_first_audio_chunk=True,
-            return_tensors="pt",
-        )
+        nothing = torch.zeros(processor.num_samples_first_audio_chunk, device="cpu").numpy()
+        with unrounded():
+            given = processor(nothing, is_streaming=True, is_first_audio_chunk=True, return_tensors="pt")
         self._ids: torch.Tensor = given["input_ids"].to(model.device)
         self._delay = given["num_delay_tokens"]
         extractor = processor.feature_extractor

@@ -11,7 +11,7 @@ from mmaccel.cache.argument import cache_of, cached
 from mmaccel.errors import SettingError
 
 from ..decoding.transducer_greedy import EmittedToken, TransducerGreedy
-from .timed import as_states, timed
+from .timed import as_states, timed, unrounded
 
 
 class NemotronStream:
@@ -112,12 +112,9 @@ class NemotronStream:
         """Projected encoder frames `[1, t, D]` of the next chunk."""
         extractor, count = self.processor.feature_extractor, self._chunk()
         # samples before the window's first have no weight, so that the missing pre-emphasis of the first is not heard
-        mels = extractor(
-            self._samples[: self._needed()].numpy(),
-            center=False,
-            sampling_rate=extractor.sampling_rate,
-            return_tensors="pt",
-        ).input_features
+        given = {"center": False, "sampling_rate": extractor.sampling_rate, "return_tensors": "pt"}
+        with unrounded():
+            mels = extractor(self._samples[: self._needed()].numpy(), **given).input_features
         self._samples = self._samples[count * extractor.hop_length :].clone()
         self._mels += count
         output = self.model.get_audio_features(

@@ -123,7 +123,13 @@ class StreamedAdapter(TimedAdapter):
         return GrowingAudio(self).encode(samples)
 
 
+def unrounded() -> torch.autocast:
+    """What sound is prepared in, whatever autocast the model runs under: extractors cannot take bfloat16."""
+    return torch.autocast("cpu", enabled=False)
+
+
 def features_of(extractor: Any, samples: torch.Tensor, rate: int, model: Any, **options: Any) -> Mapping[str, Any]:
     """What a feature extractor makes of samples `[n]`, on the model's device and in its precision."""
-    made = extractor(samples.cpu().numpy(), sampling_rate=rate, return_tensors="pt", **options)
+    with unrounded():
+        made = extractor(samples.cpu().numpy(), sampling_rate=rate, return_tensors="pt", **options)
     return BatchFeature(made).to(model.device, model.dtype)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Self
 
 from mmaccel.errors import SettingError, StreamFinishedError
+from mmaccel.machine import with_autocast
 
 from ..decoding.gathering import Gathering
 from .events import Event
@@ -85,7 +86,8 @@ class StreamGroup:
         """The events of a step of each stream, once all are done."""
         if self._is_closed:
             raise StreamFinishedError("the streams are finished: open others with recognizer.streams()")
-        futures = [self._threads.submit(self._joined, *step) for step in steps]
+        work = with_autocast(self._joined)
+        futures = [self._threads.submit(work, step, arguments) for step, arguments in steps]
         try:
             wait(futures)
         finally:

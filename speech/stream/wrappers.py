@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any, Self
 
 from mmaccel.errors import SettingError, StreamFinishedError
+from mmaccel.machine import with_autocast
 from mmaccel.method import is_count
 
 from ..audio.audio import copied
@@ -42,9 +43,9 @@ async def stream_events(stream: SpeechStream, chunks: AsyncIterable[Any]) -> Asy
     """
     try:
         async for chunk in chunks:
-            for event in await asyncio.to_thread(stream.push, chunk):
+            for event in await asyncio.to_thread(with_autocast(stream.push), chunk):
                 yield event
-        for event in await asyncio.to_thread(stream.finish):
+        for event in await asyncio.to_thread(with_autocast(stream.finish)):
             yield event
     finally:
         await asyncio.to_thread(stream.close)
@@ -90,7 +91,7 @@ class BackgroundStream:
         self._errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         self._fatal: BaseException | None = None
         self._dropped = self._finished = False
-        self._thread = threading.Thread(target=self._run, name="mmaccel speech", daemon=True)
+        self._thread = threading.Thread(target=with_autocast(self._run), name="mmaccel speech", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Self:

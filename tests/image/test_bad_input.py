@@ -206,6 +206,7 @@ def test_settings_that_change_nothing_in_a_picture_are_taken():
     with pytest.raises(UnsupportedTargetError, match=r"suppress_tokens=\[20, 29\] are image codes"):
         sampling(suppress_tokens=[3, 20, 29])
     assert sampling(do_sample=False, temperature=0.0).do_sample is False
+    assert sampling(min_new_tokens=0) == Sampling(), "no least length"
     assert sampling(cache_implementation="static") == Sampling(), "the same tokens from another cache"
     assert sampling(temperature=0.5, top_k=7, top_p=0.25) == Sampling(True, 0.5, 7, 0.25)
 

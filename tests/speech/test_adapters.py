@@ -90,6 +90,16 @@ def test_encoder_states_are_the_models_own(tiny):
         assert torch.equal(encoded.hidden_states, expected) and encoded.seconds == samples / 16_000
 
 
+def test_sound_is_prepared_outside_autocast(tiny):
+    """transformers' extractors multiply matrices, and make arrays of them, which have no bfloat16."""
+    adapter, _ = tiny
+    samples = examples.sound(1, 9_000)[0]
+    expected = adapter._features(samples)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(adapter._features(samples), expected)
+        assert adapter.encode(samples).hidden_states.isfinite().all()
+
+
 def test_tokens_are_those_of_generate(tiny):
     adapter, arguments = tiny
     expected = adapter.target.generate(**arguments(1, max_new_tokens=12))[0].tolist()

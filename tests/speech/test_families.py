@@ -98,6 +98,18 @@ def test_a_part_of_a_processor_is_no_processor(part):
         StreamingRecognizer(model, given)
 
 
+@pytest.mark.parametrize("name", [name for name in RUN if name.startswith(("Nemotron", "Qwen3", "VoxtralRealtime"))])
+def test_sound_is_prepared_outside_autocast(name, monkeypatch):
+    model, processor = build(name)
+    extractor, on = type(processor.feature_extractor), []
+    own = extractor.__call__
+    noted = lambda *given, **more: on.append(torch.is_autocast_enabled("cpu")) or own(*given, **more)  # noqa: E731
+    monkeypatch.setattr(extractor, "__call__", noted)
+    with torch.autocast("cpu", torch.bfloat16):
+        StreamingRecognizer(model, processor, endpoint=ENDPOINT).adapter.encode(sound(1.0))
+    assert on and not any(on)
+
+
 @pytest.mark.parametrize("name", RUN)
 def test_what_the_table_says_is_so(name):
     assert tried(name) == TABLE[name]

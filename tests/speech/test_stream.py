@@ -902,6 +902,43 @@ def test_a_thread_calls_back(in_background):
         background.push(silence(1))
 
 
+@pytest.mark.parametrize("is_on", (True, False))
+def test_threads_hear_under_the_autocast_of_who_opened_them(in_background, is_on):
+    async def source():
+        yield silence(1)
+
+    async def collect(stream):
+        return [event async for event in stream_events(stream, source())]
+
+    told = [torch.is_autocast_enabled, torch.get_autocast_dtype]
+    for dtype in (torch.bfloat16, torch.float16):
+        stream, heard = AutocastStream(told), []
+        with torch.autocast("cpu", dtype, enabled=is_on):
+            expected = [one("cpu") for one in told]
+            with in_background(stream, heard.append) as background:
+                background.push(silence(1))
+            found = asyncio.run(collect(stream))
+        assert [one[: 1 + is_on] for one in (*heard, *found)] == [expected[: 1 + is_on]] * 4
+
+
+class AutocastStream:
+    """A stream whose events say what holds where it is pushed to."""
+
+    time = 0.0
+
+    def __init__(self, told):
+        self.told = told
+
+    def push(self, *_, **__):
+        return [[one("cpu") for one in self.told]]
+
+    def finish(self):
+        return self.push()
+
+    def close(self):
+        pass
+
+
 def test_a_thread_has_a_copy_of_each_chunk(in_background):
     """A device writes its next samples into the same memory."""
     events, memory = [], np.zeros(1600, np.float32)

@@ -7,6 +7,7 @@ from concurrent.futures import wait
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from mmaccel import speech
 from mmaccel.errors import AudioError, SettingError, StreamFinishedError
@@ -83,6 +84,25 @@ def test_events_are_those_of_each_alone(tiny, monkeypatch):
     assert together(asr.streams(3), inputs) == expected
     assert any(isinstance(event, speech.Final) and len(event.words) > 1 for event in expected[0])
     assert max(widths) == 3 and snapshot(model) == before
+
+
+@pytest.mark.parametrize("shares", (True, False))
+def test_passes_run_under_the_autocast_of_who_pushes(asr, shares):
+    """Of threads as of the caller alone."""
+    on, chunks = [], recordings(1)[0].split(8_000)
+    handle = register_module_forward_hook(lambda *_: on.append(torch.is_autocast_enabled("cpu")))
+    opened = asr.streams(2) if shares else StreamingRecognizer(*parts_of(asr), endpoint=ENDPOINT, batched=True).stream()
+    try:
+        with opened, torch.autocast("cpu", torch.bfloat16):
+            for chunk in chunks:
+                opened.push([chunk, chunk] if shares else chunk)
+        assert all(on) and len(on) > 10
+    finally:
+        handle.remove()
+
+
+def parts_of(asr):
+    return asr._model, asr.adapter.processor
 
 
 def test_passes_with_eager_attention_stay_apart(monkeypatch):

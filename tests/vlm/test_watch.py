@@ -138,6 +138,18 @@ def test_so_many_are_drawn_ahead_and_no_more():
     assert len(drawn) <= 5 and list(ahead(iter(()))) == []
 
 
+def test_items_are_drawn_under_the_autocast_of_who_takes_them():
+    """Such as what a tower makes of frames."""
+
+    def items():
+        for _ in range(3):
+            yield torch.is_autocast_enabled("cpu")
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert list(ahead(ahead(items()))) == [True] * 3
+    assert list(ahead(items())) == [False] * 3
+
+
 def test_nothing_is_drawn_behind_an_error():
     drawn = []
 

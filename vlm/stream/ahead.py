@@ -7,6 +7,8 @@ from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from mmaccel.machine import with_autocast
+
 END = object()
 
 
@@ -31,11 +33,11 @@ def ahead(items: Iterable[Any], queued: int = 2) -> Generator[Any, None, None]:
     [0, 1, 2]
     """
     source = (item for item in items)  # a generator, which is at its end once it has raised: nothing is drawn after
-    pool = ThreadPoolExecutor(1)
+    pool, draw = ThreadPoolExecutor(1), with_autocast(next)
     try:
-        drawn = deque(pool.submit(next, source, END) for _ in range(queued + 1))
+        drawn = deque(pool.submit(draw, source, END) for _ in range(queued + 1))
         while (item := drawn.popleft().result()) is not END:
-            drawn.append(pool.submit(next, source, END))
+            drawn.append(pool.submit(draw, source, END))
             yield item
     finally:
         pool.shutdown(cancel_futures=True)
