@@ -66,6 +66,11 @@ def late() -> Refused:
     return Refused(504, "it took too long: ask for less, or try again later")
 
 
+def ends() -> Refused:
+    """The error of what a server that ends does not answer any more."""
+    return Refused(503, "the server ends: try again later")
+
+
 def told(error: BaseException) -> dict[str, Any]:
     """An error in OpenAI's form."""
     status = status_of(error)

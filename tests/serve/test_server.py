@@ -186,6 +186,35 @@ def test_those_who_left_neither_wait_nor_take_room_of_a_batch(slow):
         asked("late")
 
 
+@pytest.mark.parametrize("where", ("parsed", "running", "streamed"))
+def test_a_request_for_which_an_ending_server_waited_long_enough_is_told_so(slow, monkeypatch, where):
+    """A bare 500, or half a stream, tells a client nothing."""
+    parse = slow.parse
+
+    def parsed(body):
+        slow.began.put(body["text"])
+        time.sleep(3 if where == "parsed" else 0)  # longer than the server of the tests waits
+        return parse(body)
+
+    monkeypatch.setattr(slow, "parse", parsed)
+    monkeypatch.setattr(app, "CHECK", 0.1)
+    with listening(slow) as (server, address):
+        thread, answers = later(address, {"text": "long", "stream": where == "streamed"})
+        slow.began.get(timeout=30)
+        if where != "parsed":
+            slow.began.get(timeout=30)
+        time.sleep(0.5 if where == "streamed" else 0)
+    thread.join()
+    error = '"message": "the server ends: try again later"'
+    if where == "streamed":
+        *told, last, _ = answers[0].text.split("\n\n")
+        assert error in told[-1] and last == "data: [DONE]"
+    else:
+        assert answers[0].status_code == 503 and answers[0].headers["retry-after"]
+        assert answers[0].json()["error"]["message"] in error
+    assert b'mmaccel_requests_total{status="503"} 1.0' in server.metrics.text()
+
+
 def test_a_client_that_leaves_frees_its_place(served, slow):
     server, address = served
     host = address.removeprefix("http://")
