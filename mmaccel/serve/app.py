@@ -33,6 +33,7 @@ from .endpoint import (
     Left,
     Refused,
     Request,
+    ends,
     late,
     status_of,
     told,
@@ -179,6 +180,9 @@ class Server:
         except (Left, ClientDisconnect):
             status = GONE
             return Response(status_code=GONE)
+        except asyncio.CancelledError:  # by a server that waited for it long enough
+            status = 503
+            raise ends() from None
         finally:
             if status is not None:
                 self.metrics.requests.labels(str(status)).inc()

@@ -66,6 +66,11 @@ def late() -> Refused:
     return Refused(504, "it took too long: ask for less, or try again later")
 
 
+def ends() -> Refused:
+    """The error of what a server that ends does not answer any more."""
+    return Refused(503, "the server ends: try again later")
+
+
 def told(error: BaseException) -> dict[str, Any]:
     """An error in OpenAI's form."""
     status = status_of(error)
@@ -237,7 +242,8 @@ class Fields:
         value = self.take(name, allowed[0])
         # for Python, True is 1
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
-            raise SettingError(f"{name}={shown(value)}: this server takes {' or '.join(map(repr, allowed))} only")
+            named = " or ".join(repr(one) for one in allowed if one is not None)
+            raise SettingError(f"{name}={shown(value)}: this server takes {named} only")
 
     def end(self) -> None:
         """Raise if there is a field that nobody took."""

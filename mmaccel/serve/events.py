@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import queue
@@ -15,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from .endpoint import GONE, PATIENCE, Answer, Endpoint, Request, late, status_of, told
+from .endpoint import GONE, PATIENCE, Answer, Endpoint, Request, ends, late, status_of, told
 from .metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
@@ -51,22 +52,32 @@ class Events(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        except ClientDisconnect:  # as servers of ASGI 2.4 say it
+        except (ClientDisconnect, asyncio.CancelledError):  # the first as servers of ASGI 2.4 say it
             pass
         finally:  # also where the client is gone before the first event
             self.request.left.set()
             self.metrics.requests.labels(str(self.status)).inc()
 
+    async def listen_for_disconnect(self, receive: Receive) -> None:
+        await super().listen_for_disconnect(receive)
+        self.request.left.set()
+
     async def _events(self) -> AsyncIterator[str]:
         pieces, future = self.request.pieces, self.future
         assert pieces is not None
-        while not (ended := future.done() and pieces.empty()) and time.monotonic() < self.until:
-            try:
-                text = await run_in_threadpool(pieces.get, timeout=PATIENCE)
-            except queue.Empty:
-                continue
-            yield _event(self.endpoint.piece(self.request, text))
-        error = future.exception() if ended else late()
+        error: BaseException | None = late()
+        try:
+            while not (ended := future.done() and pieces.empty()) and time.monotonic() < self.until:
+                try:
+                    text = await run_in_threadpool(pieces.get, timeout=PATIENCE)
+                except queue.Empty:
+                    continue
+                yield _event(self.endpoint.piece(self.request, text))
+            error = future.exception() if ended else error
+        except asyncio.CancelledError:
+            if self.request.left.is_set():
+                raise
+            error = ends()  # the server waited for it long enough
         if error is not None:
             log.info("a stream ended early: %s", error)
             yield _event(told(error))

@@ -116,7 +116,7 @@ class Sockets:
         try:
             await talk(connection)
             await connection.socket.close(ENDED)
-        except WebSocketDisconnect:
+        except (WebSocketDisconnect, asyncio.CancelledError):  # the second where the server ends, and has closed it
             pass
         except MmaccelError as error:
             if connection.is_open:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MmaccelError, lacks_memory
-from .endpoint import Answer, Endpoint, Left, Refused, Request
+from .endpoint import Answer, Endpoint, Left, Refused, Request, ends
 from .metrics import Metrics
 
 log = logging.getLogger("mmaccel.serve")
 TOO_LARGE = "there is not enough memory for this: ask for less, such as fewer or smaller pictures, or fewer frames"
-ENDS = "the server ends: try again later"
 
 
 @dataclass
@@ -91,7 +90,7 @@ class Worker:
 
     def _check(self, coming: int) -> None:
         if self._closed:
-            raise Refused(503, ENDS)
+            raise ends()
         count = len(self._waiting_jobs())
         if count >= self.waiting or count + coming > self.waiting:
             raise Refused(503, f"{count + coming} requests are waiting already: try again in a few seconds")
@@ -108,7 +107,7 @@ class Worker:
             self._leave_running()
             for job in self._jobs:
                 if job.future.set_running_or_notify_cancel():  # its client may have left
-                    job.future.set_exception(Refused(503, ENDS))
+                    job.future.set_exception(ends())
             self._jobs.clear()
             self._changed.notify()
         self._thread.join()

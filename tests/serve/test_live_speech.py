@@ -412,7 +412,7 @@ REFUSED = (
     (f"{RAW}&numerals=yes", {}, 400, "numerals='yes': it must be true or false"),
     (f"{RAW}&endpointing=soon", {}, 400, "endpointing='soon': give a whole number"),
     (f"{RAW}&language=de-DE", {}, 400, "language='de-DE'"),
-    (f"{RAW}&model=nova-3", {}, 400, "model='nova-3'"),
+    (f"{RAW}&model=nova-3", {}, 400, "model='nova-3': this server takes 'moonshine-tiny' only"),
     ("/v1/realtime?model=gpt-realtime", {}, 400, "model='gpt-realtime'"),
     ("/v1/realtime", {"additional_headers": {"Origin": "http://evil.example"}}, 403, ""),
 )

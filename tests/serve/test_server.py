@@ -19,7 +19,9 @@ from mmaccel.errors import MemoryLimitError, PromptError
 from mmaccel.serve import app
 from mmaccel.serve.app import Server, ServerLimits
 from mmaccel.serve.endpoint import Endpoint, Fields, Left, Refused, Request
+from mmaccel.serve.keys import Key
 from mmaccel.serve.metrics import Metrics
+from mmaccel.serve.sockets import Connection, Sockets
 from mmaccel.serve.worker import Job, Worker
 
 
@@ -184,6 +186,51 @@ def test_those_who_left_neither_wait_nor_take_room_of_a_batch(slow):
     worker.close()
     with pytest.raises(Refused, match="the server ends"):
         asked("late")
+
+
+@pytest.mark.parametrize("where", ("parsed", "running", "streamed"))
+def test_a_request_for_which_an_ending_server_waited_long_enough_is_told_so(slow, monkeypatch, where):
+    """A bare 500, or half a stream, tells a client nothing."""
+    parse = slow.parse
+
+    def parsed(body):
+        slow.began.put(body["text"])
+        time.sleep(3 if where == "parsed" else 0)  # longer than the server of the tests waits
+        return parse(body)
+
+    monkeypatch.setattr(slow, "parse", parsed)
+    monkeypatch.setattr(app, "CHECK", 0.1)
+    with listening(slow) as (server, address):
+        thread, answers = later(address, {"text": "long", "stream": where == "streamed"})
+        slow.began.get(timeout=30)
+        if where != "parsed":
+            slow.began.get(timeout=30)
+        time.sleep(0.5 if where == "streamed" else 0)
+    thread.join()
+    error = '"message": "the server ends: try again later"'
+    if where == "streamed":
+        *told, last, _ = answers[0].text.split("\n\n")
+        assert error in told[-1] and last == "data: [DONE]"
+    else:
+        assert answers[0].status_code == 503 and answers[0].headers["retry-after"]
+        assert answers[0].json()["error"]["message"] in error
+    assert b'mmaccel_requests_total{status="503"} 1.0' in server.metrics.text()
+
+
+def test_a_stream_that_is_heard_when_the_server_ends_is_no_failure(slow):
+    """Its websocket is closed by then; a traceback for each would stand in the log."""
+
+    async def talk(_):
+        await asyncio.sleep(60)
+
+    async def ended():
+        streams = Sockets(slow, Key(""), Metrics(), 1, 60.0)
+        task = asyncio.create_task(streams._safely(talk, Connection(None, 60.0)))
+        await asyncio.sleep(0)
+        task.cancel()
+        return await task
+
+    assert asyncio.run(ended()) is None
 
 
 def test_a_client_that_leaves_frees_its_place(served, slow):
