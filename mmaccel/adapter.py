@@ -130,9 +130,9 @@ def instead_of(target: Any) -> str:
     return next((f"give its .{name}" for name, part in inside.items() if _fitting(part)), next(wrapped, ""))
 
 
-def similar_classes(name: str) -> str:
-    """Which classes of a name like this one are supported, and where all others are."""
-    known = [name for adapter in adapters() for name in adapter.classes]
+def similar_classes(name: str, kind: type[Adapter] = Adapter) -> str:
+    """Which classes of a name like this one are supported by adapters of a kind, and where all others are."""
+    known = [name for adapter in adapters() if issubclass(adapter, kind) for name in adapter.classes]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
     names = ", ".join([*near, "the classes on the page Model families of the documentation"])
     return f"supported are {names} (CONTRIBUTING.md says how to add one)"

@@ -106,6 +106,7 @@ def adapter_class(model_class: type, advice: str = "") -> type[SpeechAdapter]:
         for adapter in adapters():
             if issubclass(adapter, SpeechAdapter) and name in adapter.classes:
                 return adapter
-    reason = next((REFUSED[name] for name in lineage if name in REFUSED), similar_classes(model_class.__name__))
+    similar = similar_classes(model_class.__name__, SpeechAdapter)
+    reason = next((REFUSED[name] for name in lineage if name in REFUSED), similar)
     load = "load another, as with model, processor = speech.load('moonshine-tiny')"
     raise UnsupportedTargetError(f"no recogniser for {model_class.__name__}; {advice or f'{reason}: {load}'}")

@@ -149,6 +149,11 @@ def _result(text: str, words: list[dict[str, Any]], **more: Any) -> dict[str, An
 
 
 def _utterance_end(spoken: float) -> dict[str, Any]:
+    """What tells that nobody has spoken for so long; `spoken`, the end of the last word, comes with a final alone.
+
+    So it is told no sooner than the pause that ends a segment, which is the server's where `endpointing` says none, and
+    with Kyutai's model, whose words come later than they are said, than its final.
+    """
     return {"type": "UtteranceEnd", "channel": CHANNEL, "last_word_end": spoken}
 
 

@@ -295,6 +295,19 @@ def test_guidance_by_one_batch_is_followed_by_hand():
 
 
 @torch.no_grad()
+def test_guidance_in_two_passes_is_told_of_one_batch():
+    pipe, _ = examples.block_causal()
+    ids = torch.full((1, 2 * examples.BLOCK), examples.MASK)
+    ids[:, : examples.BLOCK] = 5
+    with mmaccel.accelerate(pipe, canvas.PrefixCache()):
+        pipe.scheduler.set_timesteps(examples.BLOCK, None, examples.BLOCK)
+        pipe.model(ids)
+        without = pipe.model(torch.full_like(ids, examples.MASK)).logits[:, -examples.BLOCK :]
+        with pytest.raises(UnsupportedTargetError, match="and for guidance both texts in one batch"):
+            pipe.scheduler.step(without, 0, ids[:, -examples.BLOCK :], mask_token_id=examples.MASK, threshold=2.0)
+
+
+@torch.no_grad()
 def test_nothing_is_read_word_by_word_of_a_block_within_a_canvas(monkeypatch):
     pipe, _ = examples.block_causal()
     monkeypatch.setattr(pipe.model, "word_by_word", None)

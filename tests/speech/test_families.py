@@ -67,6 +67,13 @@ def test_each_recogniser_of_transformers_is_served_or_says_why_not():
             adapter_class(getattr(transformers, name))
 
 
+def test_only_recognisers_are_named_in_place_of_a_class_that_is_none():
+    """Ovis2, which sees, has a name as much like it as some that hear."""
+    with pytest.raises(UnsupportedTargetError, match="supported are Qwen3ASRForConditionalGeneration") as error:
+        adapter_class(type("OmniASRForConditionalGeneration", (), {}))
+    assert "Ovis2" not in str(error.value)
+
+
 def test_what_leads_to_a_model_is_no_model_and_the_error_says_the_way():
     model, processor = build("HubertForCTC")
     wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))

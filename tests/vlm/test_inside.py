@@ -23,7 +23,7 @@ from mmaccel.vlm.decoder.columns import Columns
 from mmaccel.vlm.families import tower as towers
 from mmaccel.vlm.families.tower import Probe, layer_of
 from mmaccel.vlm.pruning.frame_merging import merging
-from mmaccel.vlm.pruning.inner import _last_attention, by_attention, late_merging
+from mmaccel.vlm.pruning.inner import Cuts, _last_attention, by_attention, late_merging
 from mmaccel.vlm.pruning.row import Row
 
 # One for each way in which towers arrange patches: in windows, with angles, with features of several layers, as tiles.
@@ -621,12 +621,20 @@ def test_scores_are_those_of_the_towers_last_layer():
     assert visual.key is None, "nobody asked for copies of its keys"
 
 
-def test_tokens_are_dropped_inside_a_compiled_model_too():
+def test_tokens_are_dropped_inside_a_compiled_model_too(monkeypatch):
     (model, arguments), method = visual_examples.onevision(num_hidden_layers=3), vlm.FastV(**vlm.FastV.engaging)
     call = arguments()
     with mmaccel.accelerate(model, method) as fast:
         expected, kept = fast.generate(**call), fast.report.visual_tokens
     model.compile(backend="eager")
+    before, compiled = Cuts.before, []
+
+    def watched(cuts, *args):
+        compiled.append(torch.compiler.is_compiling())
+        return before(cuts, *args)
+
+    monkeypatch.setattr(Cuts, "before", watched)
     with mmaccel.accelerate(model, method) as fast:
         assert torch.equal(fast.generate(**call), expected)
         assert fast.report.visual_tokens == kept and not fast.report.warnings
+    assert compiled and not any(compiled), "it would be compiled anew for the cache of each call"

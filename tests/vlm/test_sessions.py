@@ -13,6 +13,8 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    Inkling2ForCausalLM,
+    Inkling2TextConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -321,6 +323,40 @@ def test_refused_models():
         for method in METHODS:
             with pytest.raises(UnsupportedTargetError, match=message):
                 mmaccel.accelerate(model, method)
+
+
+def test_a_model_without_sdpa_is_not_told_to_load_with_it():
+    """Inkling 2 has a relative position and a sink of its own in each layer."""
+    model = tiny(
+        Inkling2ForCausalLM,
+        Inkling2TextConfig,
+        head_dim=8,
+        layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding"],
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=2,
+        swa_head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        n_shared_experts=1,
+        d_rel=8,
+        rel_extent=16,
+    )
+    for method in METHODS:
+        with pytest.raises(UnsupportedTargetError, match="attends in its own way, not by SDPA.*drafts work on it"):
+            mmaccel.plan(model, method)
+
+
+def test_loops_that_read_a_cache_past_its_layers():
+    """As those of Dory, where only the last loop writes: they take the keys that each layer holds."""
+    model, _ = examples.llama()
+    model.config.recurrent_kv_cache_mode = "last_loop"
+    for method in (SelectKV(), CompressKV()):
+        with pytest.raises(UnsupportedTargetError, match="recurrent_kv_cache_mode='last_loop'.*SparsePrefill"):
+            mmaccel.plan(model, method)
+    mmaccel.plan(model, SparsePrefill())
+    model.config.recurrent_kv_cache_mode = "per_loop"
+    mmaccel.plan(model, CompressKV())
 
 
 def test_sliding_layers_run_plainly():

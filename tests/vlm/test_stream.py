@@ -170,6 +170,13 @@ def test_a_stream_that_was_closed_counts_its_frames_anew(parts):
     assert stream.stats.tower_share == pytest.approx(sum(shares) / 9) and stream.stats.frames == 9
 
 
+def test_features_of_another_stream_need_no_tower_of_this_one(parts):
+    method = vlm.StreamingCompression(refresh=0.25)
+    one, other = (vlm.VideoStream(*parts, method) for _ in range(2))
+    other.push_features(one.features(one.pixels([*frames(2)])))
+    assert other.stats.frames == 2 and other.stats.tower_share == 1, "its own tower saw nothing"
+
+
 @pytest.mark.parametrize("cut", (2, 3, 5, 7))
 def test_what_a_tower_reuses_does_not_depend_on_how_frames_are_pushed(parts, cut):
     model, processor = parts

@@ -144,6 +144,8 @@ class DecoderAdapter(Adapter):
         if reads and any(getattr(module, "sinks", None) is not None for module in modules):
             raise UnsupportedTargetError(f"{name} has attention sinks (s_aux), which {others}")
         asked = private.attention_name(text)
+        if asked != "sdpa" and not getattr(self.decoder, "_supports_sdpa", True):
+            raise UnsupportedTargetError(f"{name} attends in its own way, not by SDPA, which {others}")
         if asked != "sdpa":
             raise UnsupportedTargetError(
                 f"attn_implementation={asked!r}: load the model with attn_implementation='sdpa'"
@@ -155,6 +157,11 @@ class DecoderAdapter(Adapter):
             raise UnsupportedTargetError(
                 f"the heads of {name} have keys and values of different sizes, which {method.name} does not"
                 " support; drafts work on it, such as vlm.FusedDraft"
+            )
+        if getattr(self.text_config, "recurrent_kv_cache_mode", None) == "last_loop" and method.replaces_cache:
+            raise UnsupportedTargetError(
+                f"loops of {name} read its cache past the layers of it (recurrent_kv_cache_mode='last_loop'), as"
+                f" {method.name} cannot tell: vlm.SparsePrefill leaves the cache alone"
             )
         chooses = method.replaces_cache or method.drops_tokens
         if chooses and any(private.makes_keys_after_cache(module) for module in modules):

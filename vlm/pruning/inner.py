@@ -142,7 +142,7 @@ def install(layers: Iterable[torch.nn.Module], cuts: Callable[[], Cuts | None], 
         active = cuts()
         return None if active is None else active.before(layer, hidden, kwargs)
 
-    before_layers(layers, act, stack)
+    before_layers(layers, torch.compiler.disable(act), stack)  # what changes from call to call is not compiled
 
 
 def why_uncut(target: Any, text_config: Any, kwargs: dict[str, Any]) -> str | None:

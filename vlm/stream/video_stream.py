@@ -203,7 +203,7 @@ class VideoStream:
         stats = self.stats
         stats.plain_tokens += plain
         stats.remembered, stats.tokens = len(self.memory.frames), self.memory.count
-        if self._tower is not None:
+        if self._tower is not None and self._tower.plain:  # not yet, where features are another stream's
             stats.tower_share = self._tower.computed / self._tower.plain
         stats.memory_bytes = self.memory.nbytes() + self._cache.nbytes()
 
