@@ -155,7 +155,8 @@ class RunFollower:
         run = self.stepper.run
         is_first = run.branch < 0
         if run.step == 0 and is_first and not run.frames:
-            self.start(run, first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep")))
+            left = getattr(self.session.target, "num_timesteps", None) if self.is_own else None
+            self.start(run, first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep"), left))
         if not is_first and self.branches.count == MOST_BRANCHES:
             self.is_full = True
             self.drop()
