@@ -115,11 +115,11 @@ def timestep_of(scheduler: Any, run: SamplerRun) -> float:
     return float(scheduler.timesteps[run.step])
 
 
-def first_step(scheduler: Any, timestep: Any, left: int | None = None) -> int:
+def first_step(scheduler: Any, timestep: Any, pipe: Any = None) -> int:
     """Index of the step that a run begins with, at the timestep that the denoiser is given.
 
     Not all samplers keep it: of DDIM the timestep itself has to be found among the sampler's. PNDM has one twice, of
-    which it is that with as many steps `left` as the pipeline says.
+    which it is that from which on there are as many as the pipeline says.
     """
     begin = getattr(scheduler, "begin_index", None)
     if begin is not None or timestep is None:
@@ -127,6 +127,7 @@ def first_step(scheduler: Any, timestep: Any, left: int | None = None) -> int:
     at = torch.as_tensor(timestep).max().item()  # a first frame that is held has one of 0
     times = scheduler.timesteps.tolist()
     found = [i for i, t in enumerate(times) if t == at]
+    left = getattr(pipe, "num_timesteps", None)
     return next((i for i in found if len(times) - i == left), next(iter(found), 0))
 
 

@@ -83,7 +83,8 @@ def vocabulary_of(model: Any) -> int:
 
 def said_by(guide: Any, ids: torch.Tensor, length: int, kwargs: dict[str, Any]) -> torch.Tensor:
     """Logits of a guide, for :func:`of_next`, of tokens `[B, N]`: drafts may be in what only pads its vocabulary."""
-    more = {"logits_to_keep": length + 1} if _keeps_some(type(guide)) else {}  # else all, of the prompt too
+    kind: Any = type(guide)
+    more = {"logits_to_keep": length + 1} if _keeps_some(kind) else {}  # else all, of the prompt too
     logits: torch.Tensor = guide(input_ids=ids.clamp(max=vocabulary_of(guide) - 1), **kwargs, **more).logits
     return logits
 
