@@ -9,7 +9,7 @@ from typing import Any
 
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods
-from mmaccel.cli.run import check_picture, told
+from mmaccel.cli.run import check_apart, check_picture, told
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.files.output import replacing
 
@@ -40,6 +40,7 @@ class CanvasCommand(Command):
         from mmaccel.session import accelerate
 
         check_picture(arguments.trace, "--trace")
+        check_apart(arguments, "trace")
         chosen, preset = chosen_methods(arguments)
         pipe, inputs = self.prepare(arguments)
         with accelerate(pipe, *chosen, preset=preset) as session:

@@ -7,12 +7,13 @@ import functools
 import inspect
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, ClassVar, Generic, Self
 
 from typing_extensions import TypeVar
 
-from .errors import SettingError, shown, unknown_name
+from .errors import SettingError, UsageError, shown, unknown_name
 
 S = TypeVar("S", default=Any)  # the session that a method is applied to, such as `Session[DiffusionTransformerAdapter]`
 
@@ -188,6 +189,8 @@ class Method(Checked, Generic[S]):
             If a value is out of range, or of the wrong type.
         """
         allowed = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(settings, Mapping):
+            raise UsageError(f"{shown(settings)}: give settings by name, as method.settings() does")
         for key in settings:
             if key not in allowed:
                 raise unknown_name(f"setting of {cls.name}", key, allowed)

@@ -222,6 +222,8 @@ def _modality(methods: tuple[Any, ...]) -> str:
 
 def _preset(adapter: Adapter, name: str) -> Preset:
     """The preset of this name; an error says why a family lacks it."""
+    if not isinstance(name, str):
+        raise UsageError(f"preset={shown(name)}: give the name of one, such as preset='balanced'")
     family = adapter.family
     found, absent = presets_of(adapter.modality, family), absent_of(adapter.modality, family)
     if name in absent:

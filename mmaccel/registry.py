@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
-from .errors import unknown_name
+from .errors import UsageError, shown, unknown_name
 from .method import Method
 from .modality import modalities
 
@@ -72,6 +72,8 @@ def get_method(name: str) -> type[Method]:
     >>> get_method("EasyCache") is get_method("image.EasyCache") is get_method("video.EasyCache")
     True
     """
+    if not isinstance(name, str):
+        raise UsageError(f"{shown(name)} is not the name of a method, such as 'video.EasyCache'")
     found = _found(name)
     if found is None:
         raise unknown_name("method", name, methods())

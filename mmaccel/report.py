@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 UNMEASURED = "not measured: run the target once within `with session.baseline():`"
-UNTIMED = "not measured: only a whole call of the session is"
-
+UNTIMED = "not measured: only a whole call of the session is"  # and not one of the target itself
+UNFINISHED = "the run has not come to its end"
 
 SUMMED = ("forwards", "plain_forwards", "keys", "plain_keys", "visual_tokens", "plain_visual_tokens", "tokens")
 
@@ -43,6 +43,8 @@ class Report:
         Bytes that the method itself allocated on top of the model (counted, not sampled).
     engaged : bool
         Whether the method changed the work at all.
+    unfinished : bool
+        Whether a run of the session began and has not come to its end, as after an error.
     warnings : list of str
         Remarks for the user, such as why a method never engaged.
     details : dict
@@ -62,6 +64,7 @@ class Report:
     baseline_seconds: float | None = None
     peak_extra_bytes: int = 0
     engaged: bool = False
+    unfinished: bool = False
     warnings: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -118,7 +121,7 @@ class Report:
     def _figures(self) -> list[str]:
         lines = [f"{', '.join(self.methods)}: {'exact' if self.exact else 'lossy'}"]
         if not self.wall_seconds and self.work_ratio is None:
-            return [*lines, "  no run yet"]
+            return [*lines, f"  {UNFINISHED}" if self.unfinished else "  no run yet"]
         if self.plain_forwards:
             fewer = self.plain_forwards / (self.forwards or 1)
             change = f"{fewer:.2f}x fewer" if fewer >= 1 else f"{1 / fewer:.2f}x as many"
@@ -133,8 +136,8 @@ class Report:
         return [*lines, *self._times(), f"  memory      {self.peak_extra_bytes / 2**20:.1f} MiB extra, counted"]
 
     def _times(self) -> list[str]:
-        if not self.wall_seconds:  # a call of the target itself, or one that did not come to its end
-            return [f"  wall time   {UNTIMED}"]
+        if not self.wall_seconds:
+            return [f"  wall time   not measured: {UNFINISHED}" if self.unfinished else f"  wall time   {UNTIMED}"]
         gain = UNMEASURED
         if self.speedup is not None:
             gain = f"{self.speedup:.2f}x against {self.baseline_seconds:.2f} s, both measured"

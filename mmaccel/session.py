@@ -217,7 +217,7 @@ class Session(AcceleratedTarget, Generic[A]):
                 yield
                 return
             self.report.start()
-            self._running = True
+            self.report.unfinished = self._running = True
             try:
                 synchronize()
                 began = time.perf_counter()
@@ -226,7 +226,7 @@ class Session(AcceleratedTarget, Generic[A]):
                         stack.enter_context(enter())
                     yield
                     synchronize()
-                    self.report.wall_seconds = time.perf_counter() - began
+                    self.report.wall_seconds, self.report.unfinished = time.perf_counter() - began, False
             finally:
                 self._running = False
                 if self._removed:

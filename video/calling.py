@@ -14,6 +14,8 @@ from mmaccel.session import Session
 
 IN_PYTHON = "call it in Python, with mmaccel.accelerate(pipe, ...)"
 PICTURES = ("image", "images", "control_image", "conditioning_frames", "video")  # arguments of diffusers' pipelines
+# In names of classes that cannot do without one, though their calls name it with None as its default.
+OF_PICTURES = ("Img2Img", "ImageToVideo", "VideoToVideo", "QwenImageEdit", "Pix2Pix")
 LOGS = ("diffusers.pipelines", "diffusers.modular_pipelines")
 
 
@@ -65,8 +67,20 @@ def _missing_picture(pipe: Any, given: Collection[str], error: str) -> str | Non
 
     Many pipelines that cannot do without one have None as its default, and stumble over that later.
     """
-    takes = [name for name in inspect.signature(type(pipe).__call__).parameters if name in PICTURES]
+    takes = _pictures(type(pipe))
     return next(iter(takes), None) if "NoneType" in error and not {*takes} & {*given} else None
+
+
+def _pictures(cls: type[Any]) -> list[str]:
+    """The arguments for pictures of a pipeline's call."""
+    return [name for name in inspect.signature(cls.__call__).parameters if name in PICTURES]
+
+
+def refuse_without_picture(cls: type[Any]) -> None:
+    """Raise an `UnsupportedTargetError` for a class of pipelines that is known to need a picture beside the prompt."""
+    takes = _pictures(cls)
+    if takes and any(words in cls.__name__ for words in OF_PICTURES):
+        raise UnsupportedTargetError(f"{cls.__name__} also needs {takes[0]}=: {IN_PYTHON}")
 
 
 class _Listener(logging.Handler):

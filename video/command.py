@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.cli.command import Command, Prepared
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
-from mmaccel.cli.run import SIDE_BY_SIDE, check_picture, side_by_side, tell_written, told
+from mmaccel.cli.run import SIDE_BY_SIDE, check_apart, check_picture, side_by_side, tell_written, told
 from mmaccel.errors import PromptError
 from mmaccel.files.output import replacing
 from mmaccel.progress import looks
@@ -54,6 +54,7 @@ class VideoCommand(Command):
 
         clips.check_format(arguments.output, arguments.rate)
         check_picture(arguments.trace, "--trace")
+        check_apart(arguments, "output", "trace")
         both = side_by_side(arguments)
         settings = settings_of(arguments, "seed")
         chosen, preset = chosen_methods(arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import weakref
 from collections.abc import Callable
@@ -11,13 +10,28 @@ from typing import Any
 
 import torch
 
-from mmaccel.patching import override, wrap_method
+from mmaccel.patching import Wrapped, wrap_method
 from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.tensors import tensors
 
 from .families.adapter import PipelineSession, has_frame_samplers
 from .samplers import levels_of
 from .steps import Forward, RunFollower, Stepper
+
+
+class _Noted(Wrapped):
+    """A method of a scheduler, which is as it was and notes the copies of that: all that it has is copied with it."""
+
+    __slots__ = ("copies",)
+
+    def __init__(self, scheduler: Any, copies: list[weakref.ref[Any]]) -> None:
+        super().__init__(scheduler, "save_pretrained", lambda original, *args, **kwargs: original(*args, **kwargs))
+        self.copies = copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self.live and id(self.owner) in memo:
+            self.copies.append(weakref.ref(memo[id(self.owner)]))
+        return super().__deepcopy__(memo)
 
 
 class FrameFollower(RunFollower):
@@ -41,15 +55,9 @@ class FrameFollower(RunFollower):
         self.copies.clear()
 
     def attach(self, stack: ExitStack) -> None:
-        override(stack, self.scheduler, "__deepcopy__", self.copied)
+        stack.callback(_Noted(self.scheduler, self.copies).remove)
         wrap_method(stack, self.session.target, "generate_timestep_matrix", self.matrix)
         self.attach_passes(stack)
-
-    def copied(self, memo: dict[int, Any]) -> Any:
-        """A copy of the scheduler, which may be a frame's."""
-        made = plain_copy(self.scheduler, memo)
-        self.copies.append(weakref.ref(made))
-        return made
 
     def matrix(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
         """Begin a run: the pipeline has just made a copy for every frame."""
@@ -90,14 +98,6 @@ def overwriting(
     result = original(model_output, timestep, sample, **given)
     sample.copy_(next(tensors(result)))
     return result
-
-
-def plain_copy(scheduler: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy of a scheduler with the methods of its class."""
-    made = object.__new__(type(scheduler))
-    memo[id(scheduler)] = made
-    vars(made).update(copy.deepcopy({k: v for k, v in vars(scheduler).items() if k != "__deepcopy__"}, memo))
-    return made
 
 
 def mean_levels(frames: list[FrameRun], steps: int) -> list[float]:

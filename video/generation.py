@@ -21,7 +21,7 @@ from mmaccel.modality import get_modality
 from mmaccel.session import Session
 from mmaccel.zoo.weights import check_name, load_pipeline, pipeline_class
 
-from .calling import IN_PYTHON, calling, tell
+from .calling import IN_PYTHON, calling, refuse_without_picture, tell
 from .families.adapter import DiffusionTransformerAdapter, has_masks
 
 SILENT = "the pipeline made sound too, which the clip is without: call it in Python, and save the `audio` it returns"
@@ -147,6 +147,7 @@ def check_kind(model: str) -> None:
     kind = pipeline_class(model) if not zoo.like(model) and ("/" in model or Path(model).is_dir()) else None
     if kind is not None:
         check_arguments(kind)
+        refuse_without_picture(kind)
 
 
 def load(model: str, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
@@ -210,6 +211,20 @@ def on_step_end(pipe: Any, call: Callable[..., Any]) -> dict[str, Any]:
     A pipeline may pass on to the class that it extends what its own call does not name.
     """
     return {"callback_on_step_end": call} if "callback_on_step_end" in _named(type(pipe)) else {}
+
+
+def refuse_pictures(pipe: Any) -> None:
+    """Raise an `UnsupportedTargetError` for a pipeline of diffusers none of whose arguments is of frames or videos."""
+    from diffusers import DiffusionPipeline
+
+    cls = type(pipe)
+    if issubclass(cls, DiffusionPipeline) and not any(
+        word in name for name in _named(cls) for word in ("frame", "video")
+    ):
+        raise UnsupportedTargetError(
+            f"{cls.__name__} makes pictures and no clips: `mmaccel batch video` writes them too, with --format .png, or"
+            f" {IN_PYTHON}"
+        )
 
 
 def _named(cls: type) -> set[str]:

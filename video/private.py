@@ -123,7 +123,7 @@ def masks_blocks(denoiser: torch.nn.Module) -> bool:
     processors = [getattr(module, "processor", None) for module in denoiser.modules()]
     needs_flex = any("native" not in getattr(processor, BACKENDS, ("native",)) for processor in processors)
     is_nabla = getattr(denoiser, "attention_type", None) == "nabla"  # Kandinsky 5's
-    return needs_flex or is_nabla or type(denoiser).__name__ in FLEX
+    return needs_flex or is_nabla or any(cls.__name__ in FLEX for cls in type(denoiser).__mro__)
 
 
 def bringing(module: torch.nn.Module) -> Any:

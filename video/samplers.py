@@ -115,16 +115,20 @@ def timestep_of(scheduler: Any, run: SamplerRun) -> float:
     return float(scheduler.timesteps[run.step])
 
 
-def first_step(scheduler: Any, timestep: Any) -> int:
+def first_step(scheduler: Any, timestep: Any, pipe: Any = None) -> int:
     """Index of the step that a run begins with, at the timestep that the denoiser is given.
 
-    Not all samplers keep it: of DDIM the timestep itself has to be found among the sampler's.
+    Not all samplers keep it: of DDIM the timestep itself has to be found among the sampler's. PNDM has one twice, of
+    which it is that from which on there are as many as the pipeline says.
     """
     begin = getattr(scheduler, "begin_index", None)
     if begin is not None or timestep is None:
         return begin or 0
     at = torch.as_tensor(timestep).max().item()  # a first frame that is held has one of 0
-    return next((i for i, t in enumerate(scheduler.timesteps.tolist()) if t == at), 0)
+    times = scheduler.timesteps.tolist()
+    found = [i for i, t in enumerate(times) if t == at]
+    left = getattr(pipe, "num_timesteps", None)
+    return next((i for i in found if len(times) - i == left), next(iter(found), 0))
 
 
 def is_flow(scheduler: Any) -> bool:
@@ -135,7 +139,7 @@ def is_flow(scheduler: Any) -> bool:
 
 def is_ancestral_flow(scheduler: Any) -> bool:
     """Whether it is LTX's sampler of flow matching that draws noise, of which pipelines leave the last timestep out."""
-    return _is_one_of(("LTXEulerAncestralRFScheduler",), scheduler)
+    return is_one_of(("LTXEulerAncestralRFScheduler",), scheduler)
 
 
 def is_repeatable(scheduler: Any) -> bool:
@@ -143,15 +147,16 @@ def is_repeatable(scheduler: Any) -> bool:
     config = scheduler.config
     draws = config.get("stochastic_sampling") or "sde" in str(config.get("algorithm_type"))
     draws = draws or config.get("scheduler_type") == "dmd"
-    return _is_one_of(REPEATABLE, scheduler) and not draws and config.get("solver_p") is None
+    return is_one_of(REPEATABLE, scheduler) and not draws and config.get("solver_p") is None
 
 
 def is_heun(scheduler: Any) -> bool:
     """Whether it is Heun's sampler."""
-    return _is_one_of(HEUN, scheduler)
+    return is_one_of(HEUN, scheduler)
 
 
-def _is_one_of(names: tuple[str, ...], scheduler: Any) -> bool:
+def is_one_of(names: tuple[str, ...], scheduler: Any) -> bool:
+    """Whether its class, or one that it extends, has one of these names."""
     return any(cls.__name__ in names for cls in type(scheduler).__mro__)
 
 

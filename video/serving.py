@@ -18,7 +18,7 @@ from mmaccel.files import clips
 from mmaccel.serve.endpoint import LARGEST_SEED, Endpoint, Fields, Left, Request
 
 from .families.rates import rate_of
-from .generation import VideoSettings, check_memory, check_settings, film, on_step_end
+from .generation import VideoSettings, check_memory, check_settings, film, on_step_end, refuse_pictures
 
 PROMPT = 4_000  # characters
 NUMBERS = ("seconds", "seed", "steps", "guidance", "frames")  # texts in a form
@@ -42,6 +42,7 @@ class VideoEndpoint(Endpoint[ClipRequest]):
     def __init__(self, name: str, opened: Any, target: Any) -> None:
         super().__init__(name, opened, target)
         clips.check_format(Path("clip.mp4"))
+        refuse_pictures(opened)
         opened.set_progress_bar_config(disable=True)
         self.rate = rate_of(opened)
 

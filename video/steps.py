@@ -153,15 +153,14 @@ class RunFollower:
         if self.stepper is None or self.session.adapter.is_of_no_step(denoiser, kwargs):  # of no run or step
             return original(*args, **kwargs)
         run = self.stepper.run
-        is_first = run.branch < 0
+        is_first, given = run.branch < 0, arguments(denoiser, args, kwargs)
         if run.step == 0 and is_first and not run.frames:
-            self.start(run, first_step(self.scheduler, arguments(denoiser, args, kwargs).get("timestep")))
+            self.start(run, first_step(self.scheduler, given.get("timestep"), self.session.target))
         if not is_first and self.branches.count == MOST_BRANCHES:
             self.is_full = True
             self.drop()
             return original(*args, **kwargs)
-        text = text_of(arguments(denoiser, args, kwargs))
-        run.branch, run.expert = self.branches.next(expert, text, is_first), expert
+        run.branch, run.expert = self.branches.next(expert, text_of(given), is_first), expert
         try:
             if run.branch == 0:
                 self.begin_again_if_resized([x.shape for x in latents_of(denoiser, args, kwargs)])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mmaccel.comparison.quality_plot import require_matplotlib
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, UsageError
 from mmaccel.session import Session
 
 MOST_FRAMES = 12  # in a heat map
@@ -137,6 +137,8 @@ def trace_of(session: Session) -> Trace:
     SettingError
         If there was no run, or its methods keep no trace.
     """
+    if not hasattr(session, "memory"):
+        raise UsageError(f"{type(session).__name__} is no session: give what accelerate() returned")
     trace = session.memory.get("trace")
     if not isinstance(trace, Trace):
         raise SettingError(f"{session} keeps no trace, or has not run yet: run it with video.HeterogeneousSteps first")

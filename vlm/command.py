@@ -10,7 +10,7 @@ from typing import Any
 from mmaccel.cli.arguments import number
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, opened
-from mmaccel.cli.run import check_picture, told
+from mmaccel.cli.run import check_apart, check_picture, told
 from mmaccel.errors import SettingError
 from mmaccel.files.output import replacing
 
@@ -48,6 +48,7 @@ class VlmCommand(Command):
     def run(self, arguments: argparse.Namespace) -> None:
         """Answer a question about a video file."""
         check_picture(arguments.picture, "--picture")
+        check_apart(arguments, "picture")
         if arguments.watch:
             watched(arguments)
         elif arguments.still is not None:

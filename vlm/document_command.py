@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from mmaccel.cli.arguments import number
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import add_methods, chosen_methods, device_of, dtype_of
-from mmaccel.cli.run import check_picture, told
+from mmaccel.cli.run import check_apart, check_picture, told
 from mmaccel.errors import SettingError
 
 from .arguments import READER, add_reading, given_regions
@@ -83,6 +83,7 @@ class DocumentCommand(Command):
 
         check_writable(arguments.output)
         check_picture(arguments.picture, "--picture")
+        check_apart(arguments, "output", "picture")
         chosen, preset = chosen_methods(arguments)
         model, call = self.prepare(arguments)
         regions = call.pop("regions")

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..errors import SettingError
+from ..report import UNMEASURED
 
 LARGEST_SEED = 2**64 - 1  # torch's own bound
 COUNT = 64  # pictures of one prompt, which are drawn in one batch
@@ -19,6 +20,14 @@ SIDE = 8192  # pixels
 TOKENS = 32_768  # of an answer
 RUNS = 1000  # seeds, and rounds of them
 THREADS = 1024
+OPTIONS = {  # advice in the words of Python, and in those of the command line
+    re.escape(UNMEASURED): "not measured: say --compare",
+    r"\b(preset|endpoint)=(['\"])(\w+)\2": r"--\1 \3",
+    r"\bpass policy=speech\.LocalAgreement\(2\)": "say --policy local-agreement",
+    r"\bpass endpoint=speech\.\w+\(longest=([\d.]+)\)": r"say --longest \1",
+    r"\bgrid=(?=[,;. ]|$)": "--setting",
+    r"\bmore rounds=(?= )": "more --rounds",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,6 +56,19 @@ def kinds_of(commands: Any, name: str, about: str, **texts: str) -> Any:
     looks: dict[str, Any] = {**texts, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = commands.add_parser(name, help=about, **looks)
     return parser.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=partial(Parser, **looks))
+
+
+def in_options(text: str) -> str:
+    """A text whose advice names options, where it names arguments of Python.
+
+    Examples
+    --------
+    >>> in_options("there is no such preset: take preset='fast'")
+    'there is no such preset: take --preset fast'
+    """
+    for python, option in OPTIONS.items():
+        text = re.sub(python, option, text)
+    return text
 
 
 def whole(low: int, high: int | None = None) -> Callable[[str], int]:

@@ -10,8 +10,10 @@ from typing import Any
 from ..comparison.comparison import check_format
 from ..comparison.ranks import Ranks
 from ..files.output import check_writable
+from .arguments import in_options
 from .command import Command, add_kinds
 from .model_arguments import add_methods
+from .run import check_apart
 
 SEEDS = 3
 EXAMPLES = """examples:
@@ -40,12 +42,13 @@ def run_compare(command: Command, arguments: argparse.Namespace) -> None:
     if arguments.output:
         check_format(arguments.output)
     check_writable(arguments.output)
+    check_apart(arguments, "output")
     ranks = Ranks.launched()  # before a model is loaded, so that "cuda" is the GPU of this process
     found = command.compare(arguments)
     if ranks.rank > 0:
         return  # the first process prints and writes
     try:
-        print(found, flush=True)
+        print(in_options(str(found)), flush=True)
     finally:  # also where its reader is gone, who may have left while it was measured
         if arguments.output:
             found.save(arguments.output)

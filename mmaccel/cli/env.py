@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from itertools import groupby
 from typing import Any
 
 from ..version import versions
 
+WIDTH = 120  # characters of a line
 LINEAR = re.compile(r"linear layers of (\d+) rows, (\d+) columns")
 
 
@@ -31,7 +33,8 @@ def run_env(arguments: argparse.Namespace) -> None:
     for place, choices in kept_choices.here().items():
         place = place.replace(", 1 threads,", ", 1 thread,")
         for name, said in _grouped(choices).items():
-            print(f"{'kernels':<14}{name}: {said} ({place})")
+            told = f"{'kernels':<14}{name}: {said} ({place})"
+            print(textwrap.fill(told, WIDTH, subsequent_indent=" " * 16, break_on_hyphens=False))
 
 
 def _grouped(choices: dict[str, Any]) -> dict[str, str]:

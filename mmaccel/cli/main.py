@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from ..errors import MmaccelError, lacks_memory
 from ..version import __version__
-from .arguments import Parser
+from .arguments import Parser, in_options
 from .batch import add_parser as add_batch
 from .bench import add_parser as add_bench
 from .compare import add_parser as add_compare
@@ -136,7 +136,7 @@ def _is_said_by_another(words: Sequence[str]) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return in_options(" ".join(str(error).split()))
 
 
 @contextmanager

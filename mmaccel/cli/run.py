@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
+from ..errors import SettingError
 from ..files.output import beside, check_writable
 from ..modality import modalities
-from ..report import UNMEASURED, Report
-from .arguments import kinds_of
+from ..report import Report
+from .arguments import in_options, kinds_of
 from .model_arguments import add_model
 
 SIDE_BY_SIDE = "also run plainly, and write both side by side into a second file, such as {}"
@@ -29,7 +31,7 @@ def add_parser(commands: Any) -> None:
 
 def told(report: Report) -> str:
     """A report for the command line: it advises an option where the report advises a line of Python."""
-    return str(report).replace(UNMEASURED, "not measured: say --compare")
+    return in_options(str(report))
 
 
 def check_picture(path: Path | None, option: str) -> None:
@@ -39,6 +41,26 @@ def check_picture(path: Path | None, option: str) -> None:
 
         check_format(path)
         check_writable(path, option)
+
+
+def check_apart(arguments: argparse.Namespace, *written: str) -> None:
+    """Raise if a file that is written, by the name of its argument, is an input or is written by two of them.
+
+    Inputs are the paths of all other arguments.
+    """
+    paths = {name: _places(value) for name, value in vars(arguments).items()}
+    for name in written:
+        others = (other for other in paths if other != name and paths[other] & paths[name])
+        if (other := next(others, None)) is not None:
+            option = "-o" if name == "output" else f"--{name}"
+            why = "is written twice" if other in written else "is an input, which would be lost"
+            raise SettingError(f"{option} {getattr(arguments, name)} {why}: write elsewhere")
+
+
+def _places(value: Any) -> set[str]:
+    """Where the paths lie among the values of an argument, with links followed."""
+    values = value if isinstance(value, list) else [value]
+    return {os.path.realpath(path) for path in values if isinstance(path, Path)}
 
 
 def side_by_side(arguments: argparse.Namespace) -> Path | None:

@@ -10,9 +10,10 @@ from typing import Any
 from ..comparison.ranks import Ranks
 from ..errors import SettingError
 from ..files.output import check_writable
-from .arguments import number
+from .arguments import in_options, number
 from .command import Command, add_kinds
 from .model_arguments import BETWEEN, parse_method, value_of
+from .run import check_apart
 
 SEEDS = 1
 EXAMPLES = """examples:
@@ -67,13 +68,14 @@ def run_tune(command: Command, arguments: argparse.Namespace) -> None:
         require_matplotlib()
     check_writable(arguments.output)
     check_writable(arguments.plot, "--plot")
+    check_apart(arguments, "output", "plot")
     ranks = Ranks.launched()  # before a model is loaded, so that "cuda" is the GPU of this process
     found = _tune(command, arguments)
     if ranks.rank > 0:
         return  # the first process prints and writes
     picked = arguments.output if found.plan is not None else None
     try:
-        print(found, flush=True)
+        print(in_options(str(found)), flush=True)
     finally:  # also where its reader is gone, who may have left while it was measured
         for path in filter(None, (picked, arguments.plot)):
             found.save(path)

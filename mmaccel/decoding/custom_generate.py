@@ -93,13 +93,13 @@ class CustomGenerate:
         run = DraftedRun(self, self.method, self.method.take(model, told))
         with lock_of(model), ExitStack() as stack:  # the masks of a pass lie with the layers
             self.report.start()
-            began = time.perf_counter()
+            self.report.unfinished, began = True, time.perf_counter()
             if self.method.block:
                 skinny_linears(stack, model)
             result = decode(
                 run, model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
             )
-            self.report.wall_seconds = time.perf_counter() - began
+            self.report.wall_seconds, self.report.unfinished = time.perf_counter() - began, False
             fill(self.report, run)
         return result
 

@@ -55,7 +55,7 @@ def settings_of(target: Any, method: Method | type[Method], grid: Grid | None) -
     if isinstance(grid, Mapping):
         found = [_changed(base, dict(zip(grid, values, strict=True))) for values in itertools.product(*_values(grid))]
     else:
-        found = list(grid)
+        found = list(grid) if isinstance(grid, Iterable) else [grid]
         if not all(isinstance(each, Method) for each in found):
             raise SettingError(f"grid={found!r}: give methods, or values by setting as {{'budget': (0.25, 0.5)}}")
     if not found:

@@ -1,5 +1,6 @@
 """The small parts below every method: untrained models, values of settings, lists of what is registered."""
 
+import contextlib
 import dataclasses
 import runpy
 import sys
@@ -9,8 +10,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from mmaccel import adapter, modality, registry
-from mmaccel.errors import SettingError, UnknownNameError, UnsupportedTargetError
+import mmaccel
+from mmaccel import adapter, modality, registry, video, vlm
+from mmaccel.errors import MmaccelError, SettingError, UnknownNameError, UnsupportedTargetError, UsageError
 from mmaccel.image import SpeculativeJacobi, ZipAR
 from mmaccel.method import Method, is_count, is_number, is_share
 from mmaccel.plan import Plan
@@ -100,6 +102,28 @@ class Odd(Method):
 
     def __post_init__(self):
         self._require(self.word in {"a", "b"}, "word", "a or b")
+
+
+@pytest.mark.parametrize("ask", (video.trace_of, vlm.kept))
+def test_what_is_asked_of_a_session_says_so(ask):
+    with pytest.raises(UsageError, match=r"^Linear is no session: give what accelerate\(\) returned$"):
+        ask(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("wrong", (3, None, ["word"], "word"))
+def test_settings_are_given_by_name(wrong):
+    with pytest.raises(UsageError, match=r"give settings by name, as method.settings\(\) does$"):
+        Odd.from_settings(wrong)
+
+
+@pytest.mark.parametrize("name", sorted(mmaccel.methods()))
+def test_a_setting_of_a_wrong_kind_is_an_error_of_our_own(name):
+    """Or is taken, where it is one; words too that are looked up in a table."""
+    method = mmaccel.get_method(name)
+    for field in dataclasses.fields(method):
+        for wrong in ("x", [1], {"a": 1}, {1}, object(), None, float("nan"), ["x"], True, -1, 10**400):
+            with contextlib.suppress(MmaccelError):
+                method(**{field.name: wrong})
 
 
 def test_a_value_of_a_wrong_kind_is_told_with_the_method_and_the_value():

@@ -26,6 +26,7 @@ from mmaccel.errors import (
     SettingError,
     UnknownNameError,
     UnsupportedTargetError,
+    UsageError,
     WeightsError,
     unknown_name,
 )
@@ -103,6 +104,12 @@ def test_unknown_method_suggests(name, suggestion):
     with pytest.raises(UnknownNameError) as error:
         mmaccel.get_method(name)
     assert repr(name) in str(error.value) and "did you mean " + suggestion in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", (["ZipAR"], 3, None, ZipAR))
+def test_a_method_is_asked_for_by_its_name(wrong):
+    with pytest.raises(UsageError, match="is not the name of a method, such as 'video.EasyCache'"):
+        mmaccel.get_method(wrong)
 
 
 def test_unknown_name_lists_all_where_none_is_near():
@@ -298,6 +305,10 @@ def test_presets(janus):
         mmaccel.plan(model, preset="exakt")
     with pytest.raises(ConflictError, match="not both"):
         mmaccel.plan(model, FAST, preset="exact")
+    for wrong in (["fast"], {"fast"}, 1, FAST):
+        for do in (mmaccel.plan, mmaccel.accelerate, mmaccel.compare):
+            with pytest.raises(UsageError, match="give the name of one, such as preset='balanced'"):
+                do(model, preset=wrong)
     with pytest.raises(ConflictError, match="nothing to do.*'exact'"):
         mmaccel.plan(model)
 
@@ -707,6 +718,26 @@ def test_report_of_a_run(janus):
         assert report.work_ratio == 10 / 16 and report.tokens == 16 and report.peak_extra_bytes > 0
         assert "MiB extra, counted" in str(report) and "warning" not in str(report)
         assert json.loads(json.dumps(report.to_dict()))["details"]["stats"]["forwards"] == 10
+
+
+def test_the_report_of_a_run_that_was_broken_off_says_so():
+    """Also where it had figures already, and until the next run."""
+    pipe, arguments = video_examples.wan_pipeline()
+    call = arguments()
+
+    def stop(_, number, *__):
+        assert number < 1
+        return {}
+
+    with mmaccel.accelerate(pipe, EasyCache()) as fast:
+        with pytest.raises(ValueError, match="divisible"):
+            fast(**{**call, "height": 3})
+        assert str(fast.report).endswith("lossy\n  the run has not come to its end")
+        with pytest.raises(AssertionError):
+            fast(**call, callback_on_step_end=stop)
+        assert fast.report.forwards and "wall time   not measured: the run has not come to its end" in str(fast.report)
+        fast(**call)
+        assert not fast.report.unfinished and "come to its end" not in str(fast.report)
 
 
 def test_report_forgets_the_last_run_and_keeps_the_baseline(janus):

@@ -98,6 +98,7 @@ def test_a_grid_is_all_combinations_or_methods(wan):
         (HeterogeneousSteps, {"budget": ()}, SettingError, "grid is empty"),
         (HeterogeneousSteps, {"budget": (3,)}, SettingError, "budget"),
         (HeterogeneousSteps, [3], SettingError, "give methods"),
+        (HeterogeneousSteps, 3, SettingError, "give methods"),
         (Auto, None, SettingError, "no setting that is known"),
         (str, None, TypeError, "not a method"),
     ],

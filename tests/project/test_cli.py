@@ -218,6 +218,59 @@ def test_messages_name_options_before_anything_is_loaded(tmp_path, capsys, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (
+            ["run", "vlm", "{}/in.png", "what?", "--picture", "{}/in.png"],
+            "--picture {}/in.png is an input, which would",
+        ),
+        (["run", "vlm", "{}/link.png", "what?", "--picture", "{}/in.png"], "--picture {}/in.png is an input"),
+        (["run", "document", "{}/in.png", "--picture", "{}/../{}/in.png"], "--picture {}/../{}/in.png is an input"),
+        (["run", "document", "{}/a.png", "--regions", "{}/in.json", "-o", "{}/in.json"], "-o {}/in.json is an input"),
+        (["run", "document", "{}/a.png", "--plan", "{}/in.json", "-o", "{}/in.json"], "-o {}/in.json is an input"),
+        (["run", "canvas", "{}/in.png", "--trace", "{}/in.png"], "--trace {}/in.png is an input"),
+        (["run", "video", "rocket", "-o", "{}/new.png", "--trace", "{}/new.png"], "-o {}/new.png is written twice"),
+        (["compare", "canvas", "{}/in.png", "-o", "{}/in.png"], "-o {}/in.png is an input"),
+        (["compare", "speech", "{}/a.wav", "{}/in.json", "-o", "{}/in.json"], "-o {}/in.json is an input"),
+        (["tune", "canvas", "{}/in.png", "--method", "FactorCommit", "--plot", "{}/in.png"], "--plot {}/in.png is an"),
+    ],
+)
+def test_an_input_is_not_written_over(tmp_path, capsys, words, hint):
+    for name in ("in.png", "in.json"):
+        (tmp_path / name).write_text("kept")
+    (tmp_path / "link.png").symlink_to(tmp_path / "in.png")
+    here = str(tmp_path).lstrip("/")  # below the root, so that one path can be written in two ways
+    names = [word.replace("{}/../{}", f"{tmp_path}/{'../' * len(tmp_path.parts)}{here}") for word in (*words, hint)]
+    *words, hint = [name.replace("{}", str(tmp_path)) for name in names]
+    code, out = run(capsys, *words)
+    assert code == 2 and hint in out.err and len(out.err.strip().splitlines()) == 1, out.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.json", "in.png", "link.png"]
+    assert (tmp_path / "in.png").read_text() == (tmp_path / "in.json").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("python", "option"),
+    [
+        ("take preset='balanced' or preset='fast', or", "take --preset balanced or --preset fast, or"),
+        ('or use endpoint="energy"', "or use --endpoint energy"),
+        ("pass policy=speech.LocalAgreement(2)", "say --policy local-agreement"),
+        ("pass endpoint=speech.EnergyEndpoint(longest=29.56)", "say --longest 29.56"),
+        ("widen grid=, or ask for less", "widen --setting, or ask for less"),
+        ("a milder one may do, see grid=", "a milder one may do, see --setting"),
+        ("give more rounds= or", "give more --rounds or"),
+        ("video.HeterogeneousSteps(0.5, policy='refresh')", "video.HeterogeneousSteps(0.5, policy='refresh')"),
+    ],
+)
+def test_advice_names_options(python, option):
+    assert arguments.in_options(python) == option
+
+
+def test_an_error_of_a_preset_names_the_option(tmp_path, capsys):
+    code, out = run(capsys, "run", "video", "rocket", "--preset", "exact", "-o", str(tmp_path / "x.mp4"))
+    assert code == 2 and "take --preset balanced or --preset fast" in out.err and "preset=" not in out.err
+
+
 def test_numbers_up_to_their_bounds_are_taken():
     assert arguments.seed(str(2**64 - 1)) == 2**64 - 1 and arguments.seed("0") == 0
     assert arguments.whole(1, 64)("64") == 64 and arguments.whole(1, 64)("1") == 1
@@ -356,6 +409,16 @@ def test_env_says_what_was_measured_here_and_not_elsewhere(tmp_path, capsys, mon
     assert code == 0 and "theirs" not in out.out
     assert f"products: packed ({kept_choices.place(1)})".replace("1 threads", "1 thread") in out.out
     assert f"products: groups, 0.5 ({kept_choices.place(2)})" in out.out
+
+
+def test_lines_of_env_are_not_wider_than_a_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(kept_choices, "path", lambda: tmp_path / "choices.json")
+    for rows, way in ((1, "plain"), (2, "turned"), (4, "onednn"), (8, "plain"), (16, "turned"), (32, {"tried": 1})):
+        kept_choices.keep(kept_choices.place(2), f"linear layers of {rows} rows, 576 columns", way)
+    code, out = run(capsys, "env")
+    assert code == 0 and max(map(len, out.out.splitlines())) <= 120
+    told = "plain for 1, turned for 2, onednn for 4, plain for 8, turned for 16, not measured yet"
+    assert f"linear layers of 576 columns: {told}" in " ".join(out.out.split())
 
 
 def test_a_reader_that_has_seen_enough():

@@ -2,8 +2,10 @@
 
 import time
 from concurrent.futures import Future
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import diffusers
 import httpx
 import openai
 import pytest
@@ -11,6 +13,7 @@ from listening import client, listening
 from PIL import Image
 
 import mmaccel
+from mmaccel.errors import UnsupportedTargetError
 from mmaccel.modality import get_modality
 from mmaccel.serve.app import ServerLimits
 from mmaccel.serve.endpoint import Left, Request
@@ -140,6 +143,17 @@ def test_a_size_that_nobody_knows_is_told_when_the_clip_is_there():
     assert served.described(request) == {"prompt": PROMPT}
     served.answer([request])
     assert served.described(request) == {"prompt": PROMPT, "seconds": "1", "size": "48x32"}
+
+
+@pytest.mark.parametrize("name", ("FluxPipeline", "StableDiffusionXLPipeline", "LTXPipeline", "SanaVideoPipeline"))
+def test_a_pipeline_of_pictures_serves_no_clips(name):
+    """They would be clips of one frame."""
+    pytest.importorskip("av", reason="needs the package av")
+    pipe = object.__new__(getattr(diffusers, name))
+    clips = name in ("LTXPipeline", "SanaVideoPipeline")
+    said = f"^{name} makes pictures and no clips: `mmaccel batch video` writes them too, with --format .png"
+    with nullcontext() if clips else pytest.raises(UnsupportedTargetError, match=said):
+        ENDPOINT("some", pipe, pipe)
 
 
 def test_seconds_are_those_of_the_model(tmp_path):

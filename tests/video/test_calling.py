@@ -1,6 +1,8 @@
 """What a pipeline says of a call, and what it cannot do without."""
 
+import json
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -155,6 +157,28 @@ def test_a_picture_that_a_pipeline_stumbles_over_is_named(cls, name):
     trial = comparing.VideoTrial(SimpleNamespace(target=pipe), {"prompt": "a red coat"})
     with pytest.raises(UnsupportedTargetError, match=says):
         trial.run(pipe, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    (
+        ("QwenImageEditPipeline", "image"),
+        ("QwenImageEditPlusPipeline", "image"),
+        ("StableDiffusionXLImg2ImgPipeline", "image"),
+        ("LTXImageToVideoPipeline", "image"),
+        ("WanVideoToVideoPipeline", "video"),
+        ("WanImageToVideoPipeline", "image"),
+        ("FluxPipeline", ""),
+        ("Flux2Pipeline", ""),
+        ("LTXConditionPipeline", ""),
+        ("JoyImageEditPipeline", ""),
+    ),
+)
+def test_a_picture_is_asked_for_before_anything_is_loaded(tmp_path, name, needed):
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))
+    refused = pytest.raises(UnsupportedTargetError, match=f"^{name} also needs {needed}=: call it in Python")
+    with refused if needed else nullcontext():
+        generation.check_kind(str(tmp_path))
 
 
 @pytest.mark.parametrize(("cls", "more"), ((Broken, {}), (Without, {}), (Refusing, {"control_image": None})))

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import pickle
 from functools import cache
 
 import diffusers
@@ -214,6 +215,17 @@ def test_copies_of_the_scheduler_belong_to_nobody():
         assert copies and not any("step" in vars(made) or "__deepcopy__" in vars(made) for made in copies)
         times = pipe.scheduler.timesteps
         assert pipe.generate_timestep_matrix(5, times, 5, 0)[0].shape == (len(times), 5), "called by hand"
+
+
+def test_an_accelerated_pipeline_is_copied_and_pickled_as_a_plain_one():
+    pipe, call = skyreels()
+    plain = call(pipe)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        drawn = call(fast)
+        for again in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):  # noqa: S301
+            assert torch.equal(call(again), plain) and torch.equal(call(copy.deepcopy(again)), plain)
+            assert "mmaccel" not in str(vars(again.scheduler))
+        assert torch.equal(call(fast), drawn) and not torch.equal(drawn, plain)
 
 
 def test_a_staggered_run_keeps_to_its_budget_or_says_so():

@@ -340,6 +340,41 @@ def test_decoders_whose_attention_is_perturbed_run_one_by_one(layers):
     assert ("decoders ran one by one" in str(fast.report)) == (layers == "up")
 
 
+def adapters(unet, count):
+    """Weights of IP-Adapters with random numbers, as checkpoints have them."""
+    text, generator = unet.config.cross_attention_dim, torch.Generator().manual_seed(0)
+    layers = [unet.get_submodule(n.removesuffix(".processor")) for n in unet.attn_processors if "attn2" in n]
+
+    def normal(*sizes):
+        return torch.randn(*sizes, generator=generator)
+
+    for _ in range(count):
+        proj = {"proj.weight": normal(4 * text, 8), "proj.bias": normal(4 * text)}
+        proj |= {"norm.weight": torch.ones(text), "norm.bias": torch.zeros(text)}
+        sizes = {2 * i + 1: (len(layer.to_k.weight), text) for i, layer in enumerate(layers)}
+        attention = {f"{i}.to_{x}_ip.weight": normal(*size) for i, size in sizes.items() for x in "kv"}
+        yield {"image_proj": proj, "ip_adapter": attention}
+
+
+@pytest.mark.parametrize("as_list", (False, True))
+@pytest.mark.parametrize("guidance", (1.0, 3.0))
+def test_masks_of_adapters_are_no_rows_of_a_batch(guidance, as_list):
+    pipe, arguments = examples.unet_pipeline()
+    pipe.unet._load_ip_adapter_weights(list(adapters(pipe.unet, 2)), low_cpu_mem_usage=False)
+    masks = torch.zeros(2, 1, 64, 64)
+    masks[0, :, :, :32] = masks[1, :, :, 40:] = 1
+    rows = 1 + (guidance > 1)
+    call = {**arguments(steps=8), "guidance_scale": guidance}
+    call["ip_adapter_image_embeds"] = [torch.linspace(-1, 1, 8 * rows).view(rows, 1, 8)] * 2
+    call["cross_attention_kwargs"] = {"ip_adapter_masks": list(masks[:, None]) if as_list else masks}
+    outputs = []
+    for parallel in (1, 4):
+        with mmaccel.accelerate(pipe, video.EncoderReuse(keys=(0, 30), parallel=parallel)) as fast:
+            outputs.append(fast(**call)[0])
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-4)
+    assert "decoders ran one by one" not in str(fast.report)
+
+
 def test_an_interrupted_run_leaves_nothing_that_was_made_ahead():
     pipe, arguments = examples.unet_pipeline()
     plain = pipe(**arguments(steps=8))[0]

@@ -120,6 +120,22 @@ def image_to_image():
     return pipe, {**call, "strength": 0.5}
 
 
+@pytest.mark.parametrize("strength", (0.5, 0.8, 0.9, 1.0))
+def test_the_first_step_of_a_sampler_that_has_a_timestep_twice(strength):
+    """PNDM makes its second step at one timestep with the third."""
+    pipe, call = image_to_image()
+    pipe.scheduler = diffusers.PNDMScheduler(skip_prk_steps=True, steps_offset=1)
+    pipe.set_progress_bar_config(disable=True)
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.5)) as fast:
+        first = []
+        hook = pipe.unet.register_forward_hook(
+            lambda *_: first.append(pipe.scheduler.step.function.__self__.stepper.run.step)
+        )
+        fast(**{**call, "num_inference_steps": 10, "strength": strength})
+        hook.remove()
+    assert first[0] == 11 - pipe.num_timesteps
+
+
 def first_frame():
     """LTX from a first picture: the pipeline steps all tokens but those of the first frame."""
     levels = (True, True, False, False)
@@ -569,6 +585,9 @@ def test_samplers_that_draw_anew_are_refused(name):
         with pytest.raises(UnsupportedTargetError) as error:
             mmaccel.plan(pipe, method)
         assert "SparseAttention" not in str(error.value), "which works on transformers alone"
+    pipe.scheduler = type("Own", (getattr(diffusers, name),), {})()
+    with pytest.raises(UnsupportedTargetError, match="Own draws the sample anew in every one"):
+        mmaccel.plan(pipe, video.EasyCache())
 
 
 def test_advice_names_the_unet_of_a_pipeline_and_no_method_that_refuses_it():

@@ -184,6 +184,8 @@ def test_grids_are_those_of_the_call():
     assert token_grid(model, (), call) is None
     wan, arguments = sampled_models.wan()
     assert token_grid(wan, (arguments(frames=2)["hidden_states"],), {}) == (2, 8, 8)
+    wan.__class__ = type("Own", (WanTransformer3DModel,), {})
+    assert token_grid(wan, (arguments(frames=2)["hidden_states"],), {}) == (2, 8, 8)
     assert token_grid(*sampled_models.flux()[:1], (), {}) is None
 
 

@@ -17,6 +17,7 @@ OF_THE_STEP = (
     "mid_block_additional_residual",
     "down_intrablock_additional_residuals",
 )
+ATTENTION, MASKS = "cross_attention_kwargs", "ip_adapter_masks"
 UNUSED = ("sample", "timestep", *OF_THE_STEP)  # arguments that may differ from step to step
 
 
@@ -59,6 +60,8 @@ def together(call: inspect.BoundArguments, times: torch.Tensor) -> dict[str, Any
         return torch.cat([value] * count) if value.ndim and value.shape[0] % rows == 0 else value
 
     given = {name: map_tensors(repeated, value) for name, value in call.arguments.items()}
+    if MASKS in (call.arguments.get(ATTENTION) or {}):  # one for each adapter, of all rows
+        given[ATTENTION][MASKS] = call.arguments[ATTENTION][MASKS]
     given["timestep"] = times.to(call.arguments["sample"].device).repeat_interleave(rows)
     return given
 

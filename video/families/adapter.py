@@ -15,6 +15,7 @@ from mmaccel.private import is_forward_compiled, runs_compiled
 from mmaccel.session import Session
 
 from ..private import check_no_cache, hooks_anew
+from ..samplers import is_one_of
 from .context_parallel import refuse_split
 
 # What denoises, in the order in which a step runs them. A prior that a scheduler of its own steps is not one of them.
@@ -113,7 +114,7 @@ class DiffusionTransformerAdapter(Adapter):
 
         Of others, such as Flux 2 Klein KV, it is the first step that does so.
         """
-        return given.get("kv_cache_mode") == "extract" and type(denoiser).__name__ == EXTRACTING
+        return given.get("kv_cache_mode") == "extract" and is_one_of((EXTRACTING,), denoiser)
 
     def ends_run(self, given: dict[str, Any]) -> bool:
         """Whether a pass with these arguments comes behind the last step of a run, and is part of none."""
@@ -219,7 +220,7 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
             f"set pipe.scheduler = {type(scheduler).__name__}.from_config(pipe.scheduler.config,"
             " stochastic_sampling=False)"
         )
-    elif sampler not in REDRAWING:
+    elif not is_one_of(REDRAWING, scheduler):
         return
     raise UnsupportedTargetError(
         f"{method} carries predictions from step to step, and {sampler} draws the sample anew in every one: {advice}"
@@ -242,7 +243,7 @@ def refuse_frame_samplers(pipe: Any, method: str) -> None:
 
 def token_grid(denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int] | None:
     """Tokens along frames, height and width in a call of a denoiser; None for families that are not known here."""
-    find = GRIDS.get(type(denoiser).__name__)
+    find = next((GRIDS[cls.__name__] for cls in type(denoiser).__mro__ if cls.__name__ in GRIDS), None)
     return None if find is None else find(denoiser, args, kwargs)
 
 

@@ -160,7 +160,7 @@ class HeterogeneousSteps(DiffusionMethod):
             self._require(value is None or is_count(value, low), name, f"None or an integer of at least {low}")
         self._require(self.fraction is None or is_number(self.fraction, 0, 1), "fraction", "None or between 0 and 1")
         self._require(self.tokens in CHOICES, "tokens", "one of " + ", ".join(CHOICES))
-        self._require(self.kv in KINDS, "kv", "one of " + ", ".join(KINDS))
+        self._require(self.kv in [*KINDS], "kv", "one of " + ", ".join(KINDS))
         if self.steps is not None:
             given = tuple(self.steps) if isinstance(self.steps, Sequence) else ()
             fits = len(given) >= 2 and all(is_count(step, 0) for step in given) and tuple(sorted({*given})) == given

@@ -95,7 +95,7 @@ class CompressKV(DecoderMethod):
     drops_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._require(self.policy in COMPRESS, "policy", f"one of {', '.join(COMPRESS)}")
+        self._require(self.policy in [*COMPRESS], "policy", f"one of {', '.join(COMPRESS)}")
         self._check_budget()
         window, kernel, votes = self.window, self.kernel, self.policy in VOTERS
         self._require(window is None or is_count(window), "window", "a whole number of at least 1, or None")

@@ -78,7 +78,7 @@ class SelectKV(DecoderMethod):
     replaces_cache: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._require(self.policy in DECODE, "policy", f"one of {', '.join(DECODE)}")
+        self._require(self.policy in [*DECODE], "policy", f"one of {', '.join(DECODE)}")
         self._check_budget()
         self._require(is_count(self.dense_layers, 0), "dense_layers", "a whole number of at least 0")
 

@@ -97,7 +97,7 @@ class SparsePrefill(DecoderMethod):
     }
 
     def __post_init__(self) -> None:
-        self._require(self.policy in PREFILL, "policy", f"one of {', '.join(PREFILL)}")
+        self._require(self.policy in [*PREFILL], "policy", f"one of {', '.join(PREFILL)}")
         self._require(is_share(self.budget), "budget", "above 0 and at most 1, a share of the blocks")
         self._require(is_count(self.min_length, 2), "min_length", "a whole number of at least 2")
         for name in ("block_m", "block_n"):

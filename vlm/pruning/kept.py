@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from mmaccel.errors import SettingError
+from mmaccel.errors import SettingError, UsageError
 from mmaccel.files.pictures import SMALLEST, headed, on_white, sheet
 from mmaccel.session import Session
 
@@ -83,6 +83,8 @@ def kept(session: Session) -> list[Kept]:
     ...     fast.generate(**inputs)
     ...     vlm.kept(fast)[0].save(frames, "kept.png")
     """
+    if not hasattr(session, "adapter"):
+        raise UsageError(f"{type(session).__name__} is no session: give what accelerate() returned")
     last = getattr(session.adapter, "last", None)
     if last is None:
         raise SettingError("the last call of this session left out no visual tokens: call generate with a video first")
