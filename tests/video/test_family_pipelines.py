@@ -36,6 +36,7 @@ from mmaccel.stepping.branches import Branches
 from mmaccel.testing.snapshot import snapshot
 from mmaccel.testing.untrained import untrained
 from mmaccel.video import examples
+from mmaccel.video.families.adapter import WATCHING
 
 STEPS = 10
 SIZE = {"num_inference_steps": STEPS, "output_type": "latent", "return_dict": False}
@@ -588,6 +589,17 @@ def test_samplers_that_draw_anew_are_refused(name):
     pipe.scheduler = type("Own", (getattr(diffusers, name),), {})()
     with pytest.raises(UnsupportedTargetError, match="Own draws the sample anew in every one"):
         mmaccel.plan(pipe, video.EasyCache())
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_pipelines_that_go_by_the_attention_of_every_pass_are_refused(name):
+    """Guidance by self-attention met a map of another size in the first step that was left out."""
+    kind = getattr(diffusers, name)
+    pipe = kind.__new__(kind)
+    vars(pipe).update(unet=build("UNet2DConditionModel")[0], scheduler=diffusers.DDIMScheduler())
+    for method in (video.HeterogeneousSteps(), video.EasyCache(), video.EncoderReuse(), video.Auto()):
+        with pytest.raises(UnsupportedTargetError, match=f"{name} goes by the attention of every one: run fewer steps"):
+            mmaccel.plan(pipe, method)
 
 
 def test_advice_names_the_unet_of_a_pipeline_and_no_method_that_refuses_it():

@@ -45,6 +45,15 @@ REDRAWING = (
     "CMStochasticIterativeScheduler",
 )
 
+# Pipelines that go by the attention of every pass, of which a step that is left out has none.
+WATCHING = (
+    "LEditsPPPipelineStableDiffusion",
+    "LEditsPPPipelineStableDiffusionXL",
+    "StableDiffusionAttendAndExcitePipeline",
+    "StableDiffusionPix2PixZeroPipeline",
+    "StableDiffusionSAGPipeline",
+)
+
 
 def _inside(part: Any) -> Any:
     """The model inside a `PeftModel`, whose layers have the adapters, unless both are compiled as one; else itself."""
@@ -206,6 +215,11 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
     for denoiser in adapter.denoisers():
         check_no_cache(denoiser)
+    if name in WATCHING:
+        raise UnsupportedTargetError(
+            f"{method} leaves passes out, or parts of them, and {name} goes by the attention of every one: run fewer"
+            " steps"
+        )
     scheduler = adapter.target.scheduler
     sampler = type(scheduler).__name__
     if has_masks(adapter.target):
