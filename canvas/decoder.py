@@ -189,6 +189,7 @@ class BlockDecoder(Follower):
         """
         if self.own is None and self.call is not None and (why := why_apart(self.call[1], block, self.mask)):
             if self.verifier is not None or (self.prefix is not None and why == NOT_THE_END):
+                why += "" if self.verifier else "; for guidance give both texts in one batch"
                 raise UnsupportedTargetError(f"{', '.join(self.session.report.methods)}: {why}")
             self.call = None
 

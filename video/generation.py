@@ -217,14 +217,10 @@ def refuse_pictures(pipe: Any) -> None:
     """Raise an `UnsupportedTargetError` for a pipeline of diffusers none of whose arguments is of frames or videos."""
     from diffusers import DiffusionPipeline
 
-    cls = type(pipe)
-    if issubclass(cls, DiffusionPipeline) and not any(
-        word in name for name in _named(cls) for word in ("frame", "video")
-    ):
-        raise UnsupportedTargetError(
-            f"{cls.__name__} makes pictures and no clips: `mmaccel batch video` writes them too, with --format .png, or"
-            f" {IN_PYTHON}"
-        )
+    cls, named = type(pipe), _named(type(pipe))
+    if issubclass(cls, DiffusionPipeline) and not any(word in name for name in named for word in ("frame", "video")):
+        pictures = "`mmaccel batch video` writes its pictures, with --format .png, or " if "height" in named else ""
+        raise UnsupportedTargetError(f"{cls.__name__} makes no clips: {pictures}{IN_PYTHON}")
 
 
 def _named(cls: type) -> set[str]:

@@ -136,6 +136,8 @@ def trace_of(session: Session) -> Trace:
     ------
     SettingError
         If there was no run, or its methods keep no trace.
+    UsageError
+        If it is no session.
     """
     if not hasattr(session, "memory"):
         raise UsageError(f"{type(session).__name__} is no session: give what accelerate() returned")

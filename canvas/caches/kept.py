@@ -20,7 +20,7 @@ NOT_REACHED = (
 # Of a step that is gone through by hand, where a method computes the end of a canvas alone.
 NOT_THE_END = (
     "the canvas of this step goes on behind its block, or has masks before it, and caches and canvas.FreeDave take its"
-    " end for the block: give the model the canvas up to the end of the block, and for guidance both texts in one batch"
+    " end for the block: give the model the canvas up to the end of the block"
 )
 OTHER_ROWS = (
     "the model has read other rows than this step has, as for guidance by one batch, and canvas.FreeDave verifies a"

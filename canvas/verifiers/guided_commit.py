@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -83,16 +82,10 @@ def vocabulary_of(model: Any) -> int:
 
 def said_by(guide: Any, ids: torch.Tensor, length: int, kwargs: dict[str, Any]) -> torch.Tensor:
     """Logits of a guide, for :func:`of_next`, of tokens `[B, N]`: drafts may be in what only pads its vocabulary."""
-    kind: Any = type(guide)
-    more = {"logits_to_keep": length + 1} if _keeps_some(kind) else {}  # else all, of the prompt too
+    keeps = "logits_to_keep" in inspect.signature(guide.forward).parameters  # else all, of the prompt too
+    more = {"logits_to_keep": length + 1} if keeps else {}
     logits: torch.Tensor = guide(input_ids=ids.clamp(max=vocabulary_of(guide) - 1), **kwargs, **more).logits
     return logits
-
-
-@functools.cache
-def _keeps_some(cls: type[Any]) -> bool:
-    """Whether models of a class can leave out logits."""
-    return "logits_to_keep" in inspect.signature(cls.forward).parameters
 
 
 def of_next(logits: torch.Tensor, length: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ OPTIONS = {  # advice in the words of Python, and in those of the command line
     r"\b(preset|endpoint)=(['\"])(\w+)\2": r"--\1 \3",
     r"\bpass policy=speech\.LocalAgreement\(2\)": "say --policy local-agreement",
     r"\bpass endpoint=speech\.\w+\(longest=([\d.]+)\)": r"say --longest \1",
-    r"\bgrid=(?=[,;. ]|$)": "--setting",
+    r"\bgrid=(?=[,;.\s]|$)": "--setting",
     r"\bmore rounds=(?= )": "more --rounds",
 }
 

@@ -49,11 +49,13 @@ def check_apart(arguments: argparse.Namespace, *written: str) -> None:
     Inputs are the paths of all other arguments.
     """
     paths = {name: _places(value) for name, value in vars(arguments).items()}
+    if getattr(arguments, "compare", False) and arguments.output is not None:
+        paths["compare"] = _places(beside(arguments.output, "compare"))
     for name in written:
         others = (other for other in paths if other != name and paths[other] & paths[name])
         if (other := next(others, None)) is not None:
             option = "-o" if name == "output" else f"--{name}"
-            why = "is written twice" if other in written else "is an input, which would be lost"
+            why = "is written twice" if other in (*written, "compare") else "is an input, which would be lost"
             raise SettingError(f"{option} {getattr(arguments, name)} {why}: write elsewhere")
 
 

@@ -75,6 +75,9 @@ def unfit(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, An
     own = own_cache(cache)
     if model.config.is_encoder_decoder != isinstance(cache, EncoderDecoderCache):
         own = None
+    encoded = (kwargs.get(name) is not None for name in ("encoder_outputs", "encoder_hidden_states"))
+    if not model.config.is_encoder_decoder and any(encoded):
+        return "a decoder that is used alone is given outputs of an encoder"
     if not kwargs.get("use_cache", True):
         return "use_cache=False, as given or as configs of MPT have it, leaves no cache to take drafts back from"
     if type(own) is not DynamicCache or not can_go_back(own):

@@ -180,7 +180,7 @@ def test_another_plan_in_the_same_folder_is_refused(batch, tmp_path):
 
 def test_the_help_of_each_kind_says_what_an_item_is(capsys):
     for modality in modalities():
-        for name, command in {modality.name: modality.command(), **modality.more_commands()}.items():
+        for name, command in modality.commands().items():
             if (batching := command.batching) is not None:
                 with pytest.raises(SystemExit):
                     cli.main(["batch", name, "--help"])

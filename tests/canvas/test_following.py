@@ -303,7 +303,7 @@ def test_guidance_in_two_passes_is_told_of_one_batch():
         pipe.scheduler.set_timesteps(examples.BLOCK, None, examples.BLOCK)
         pipe.model(ids)
         without = pipe.model(torch.full_like(ids, examples.MASK)).logits[:, -examples.BLOCK :]
-        with pytest.raises(UnsupportedTargetError, match="and for guidance both texts in one batch"):
+        with pytest.raises(UnsupportedTargetError, match="end of the block; for guidance give both texts in one batch"):
             pipe.scheduler.step(without, 0, ids[:, -examples.BLOCK :], mask_token_id=examples.MASK, threshold=2.0)
 
 

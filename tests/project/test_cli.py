@@ -231,6 +231,10 @@ def test_messages_name_options_before_anything_is_loaded(tmp_path, capsys, monke
         (["run", "document", "{}/a.png", "--plan", "{}/in.json", "-o", "{}/in.json"], "-o {}/in.json is an input"),
         (["run", "canvas", "{}/in.png", "--trace", "{}/in.png"], "--trace {}/in.png is an input"),
         (["run", "video", "rocket", "-o", "{}/new.png", "--trace", "{}/new.png"], "-o {}/new.png is written twice"),
+        (
+            ["run", "video", "rocket", "-o", "{}/new.png", "--compare", "--trace", "{}/new.compare.png"],
+            "--trace {}/new.compare.png is written twice",
+        ),
         (["compare", "canvas", "{}/in.png", "-o", "{}/in.png"], "-o {}/in.png is an input"),
         (["compare", "speech", "{}/a.wav", "{}/in.json", "-o", "{}/in.json"], "-o {}/in.json is an input"),
         (["tune", "canvas", "{}/in.png", "--method", "FactorCommit", "--plot", "{}/in.png"], "--plot {}/in.png is an"),
@@ -257,6 +261,7 @@ def test_an_input_is_not_written_over(tmp_path, capsys, words, hint):
         ("pass policy=speech.LocalAgreement(2)", "say --policy local-agreement"),
         ("pass endpoint=speech.EnergyEndpoint(longest=29.56)", "say --longest 29.56"),
         ("widen grid=, or ask for less", "widen --setting, or ask for less"),
+        ("see grid=\npicked", "see --setting\npicked"),
         ("a milder one may do, see grid=", "a milder one may do, see --setting"),
         ("give more rounds= or", "give more --rounds or"),
         ("video.HeterogeneousSteps(0.5, policy='refresh')", "video.HeterogeneousSteps(0.5, policy='refresh')"),

@@ -189,7 +189,7 @@ def test_what_needs_all_frames_in_one_step_is_refused():
             mmaccel.plan(pipe, method)
     with pytest.raises(UnsupportedTargetError, match="calibrate_steps needs steps that all frames make together"):
         calibrate_steps(pipe, **TEXT)
-    assert "__deepcopy__" not in vars(pipe.scheduler)
+    assert "save_pretrained" not in vars(pipe.scheduler)
 
 
 def test_a_scheduler_that_was_changed_is_told():
@@ -212,7 +212,7 @@ def test_copies_of_the_scheduler_belong_to_nobody():
             return {}
 
         assert torch.equal(call(fast, **LONG, callback_on_step_end=watch), drawn)
-        assert copies and not any("step" in vars(made) or "__deepcopy__" in vars(made) for made in copies)
+        assert copies and not any("step" in vars(made) or "mmaccel" in str(vars(made)) for made in copies)
         times = pipe.scheduler.timesteps
         assert pipe.generate_timestep_matrix(5, times, 5, 0)[0].shape == (len(times), 5), "called by hand"
 

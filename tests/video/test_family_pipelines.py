@@ -595,11 +595,13 @@ def test_samplers_that_draw_anew_are_refused(name):
 def test_pipelines_that_go_by_the_attention_of_every_pass_are_refused(name):
     """Guidance by self-attention met a map of another size in the first step that was left out."""
     kind = getattr(diffusers, name)
-    pipe = kind.__new__(kind)
-    vars(pipe).update(unet=build("UNet2DConditionModel")[0], scheduler=diffusers.DDIMScheduler())
-    for method in (video.HeterogeneousSteps(), video.EasyCache(), video.EncoderReuse(), video.Auto()):
-        with pytest.raises(UnsupportedTargetError, match=f"{name} goes by the attention of every one: run fewer steps"):
-            mmaccel.plan(pipe, method)
+    for each in (kind, type("Own", (kind,), {})):
+        pipe = each.__new__(each)
+        vars(pipe).update(unet=build("UNet2DConditionModel")[0], scheduler=diffusers.DDIMScheduler())
+        said = f"{each.__name__} goes by the attention of every one: run fewer steps"
+        for method in (video.HeterogeneousSteps(), video.EasyCache(), video.EncoderReuse(), video.Auto()):
+            with pytest.raises(UnsupportedTargetError, match=said):
+                mmaccel.plan(pipe, method)
 
 
 def test_advice_names_the_unet_of_a_pipeline_and_no_method_that_refuses_it():

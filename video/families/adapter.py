@@ -215,7 +215,7 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
         raise UnsupportedTargetError(f"{name} has no transformer or unet whose steps could be followed")
     for denoiser in adapter.denoisers():
         check_no_cache(denoiser)
-    if name in WATCHING:
+    if is_one_of(WATCHING, adapter.target):
         raise UnsupportedTargetError(
             f"{method} leaves passes out, or parts of them, and {name} goes by the attention of every one: run fewer"
             " steps"

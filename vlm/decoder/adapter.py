@@ -103,8 +103,9 @@ class DecoderAdapter(Adapter):
         drafts = isinstance(method, DraftMethod)  # which are verified by the attention that the model has
         if not modules and not (drafts and attends_itself(self.target)):
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
-        # those of BART have cross-attention beside their own, which is causal
-        if modules and not any(getattr(module, "is_causal", True) for module in modules):
+        # layers of BART have cross-attention beside their own
+        crossing = [module for name, module in self.decoder.named_modules() if name.endswith(".encoder_attn")]
+        if any(getattr(module, "is_causal", True) is False for module in modules if module not in crossing):
             advice = ": load it with is_decoder=True" if hasattr(self.text_config, "is_decoder") else ""
             raise UnsupportedTargetError(f"{name} attends in both directions; the vlm methods work on decoders{advice}")
         if getattr(self.text_config, "cross_attention_layers", None) and _takes_part_in_cache(method):
