@@ -49,8 +49,8 @@ def check_apart(arguments: argparse.Namespace, *written: str) -> None:
     Inputs are the paths of all other arguments.
     """
     paths = {name: _places(value) for name, value in vars(arguments).items()}
-    if getattr(arguments, "compare", False) and arguments.output is not None:
-        paths["compare"] = _places(beside(arguments.output, "compare"))
+    if getattr(arguments, "compare", False) and (output := getattr(arguments, "output", None)):
+        paths["compare"] = _places(beside(output, "compare"))
     for name in written:
         others = (other for other in paths if other != name and paths[other] & paths[name])
         if (other := next(others, None)) is not None:

@@ -130,7 +130,7 @@ def test_cross_attention_beside_its_own_makes_no_model_read_in_both_directions()
         with mmaccel.accelerate(model, method) as fast:
             assert torch.equal(fast.generate(**call(3, 5)), plain)
             assert fast.report.engaged
-    heard = {**call(3, 5), "encoder_hidden_states": torch.randn(1, 6, 32)}  # Whisper makes a cache of its own then
+    heard = {**call(3, 5), "encoder_hidden_states": torch.randn(3, 6, 32)}  # Whisper makes a cache of its own then
     plain = model.generate(**heard)
     with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
         assert torch.equal(fast.generate(**heard), plain)
