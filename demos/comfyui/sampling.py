@@ -17,8 +17,8 @@ import torch
 
 from mmaccel.patching import override
 from mmaccel.report import Report
-from mmaccel.stepping import StepAllocation, refresh
-from mmaccel.stepping.schedule import FEWEST, default_warmup
+from mmaccel.stepping import StepAllocation
+from mmaccel.stepping.schedule import FEWEST, default_schedule
 from mmaccel.stepping.tensors import count_bytes
 
 Function = Callable[..., torch.Tensor]
@@ -171,7 +171,7 @@ class _Run:
         self.known: list[torch.Tensor] = []
         self.is_clean = not sampler.is_flow
         steps = len(sigmas) - 1
-        schedule = refresh(steps, sampler.budget, default_warmup(steps, sampler.budget))
+        schedule = default_schedule(steps, sampler.budget)
         places = sampler.places or [float(sigma) for sigma in sigmas]
         one_step = getattr(sampler.function, "__name__", "") == "sample_euler"
         curved = one_step and not self.is_clean

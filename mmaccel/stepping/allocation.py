@@ -10,7 +10,7 @@ import torch
 from .forecast import Velocities
 from .layout import LatentLayout
 from .replay import Make, Replay
-from .schedule import LEAST_TRUST, Schedule
+from .schedule import MULTISTEP_TRUST, Schedule
 
 TARGETS = ("plain", "converged")
 
@@ -49,7 +49,7 @@ class StepAllocation:
         Whether the sampler's steps depend on nothing but where they start (default), and not on several past ones.
     curved
         Correct along parabolas (default), measured to be better for the velocities of Euler's steps; else along lines,
-        better for samplers of several past steps, and for clean samples in place of velocities.
+        better for samplers of several past steps, for clean samples in place of velocities, and over gaps that grow.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class StepAllocation:
         """Share of the velocity's slope that forecasts trust."""
         if self.forecast is not None:
             return self.forecast
-        return self.schedule.trust if self.one_step else LEAST_TRUST
+        return self.schedule.trust if self.one_step else min(MULTISTEP_TRUST, self.schedule.trust)
 
     @property
     def missed(self) -> float:

@@ -9,7 +9,7 @@ import torch
 from mmaccel.errors import SettingError
 from mmaccel.stepping import LatentLayout, StepAllocation, Velocities, best_steps, groups, refresh
 from mmaccel.stepping.allocation import active_count
-from mmaccel.stepping.schedule import Schedule
+from mmaccel.stepping.schedule import Schedule, default_schedule, equal_gaps, growing
 
 
 @pytest.mark.parametrize("steps", (1, 2, 3, 8, 20, 40, 50))
@@ -161,3 +161,14 @@ def test_heat_of_small_velocities_and_of_a_level_that_comes_twice():
     assert velocities.heat().item() == pytest.approx(0.02) and velocities.heat(relative=True).item() == pytest.approx(1)
     velocities.step(0.5, torch.full((1, 1, 1), 0.03))
     assert velocities.at(0.3).isfinite().all() and velocities.heat().isfinite().all()
+
+
+def test_a_small_budget_is_spent_at_distances_that_grow():
+    for steps, budget in ((40, 0.25), (20, 0.25), (50, 0.1), (100, 0.3)):
+        computed = [k for k, share in enumerate(default_schedule(steps, budget).fractions) if share == 1]
+        gaps = [after - before for before, after in itertools.pairwise(computed)]
+        assert computed[0] == 0 and len(computed) == round(budget * steps) and computed[-1] == round(0.9 * steps)
+        assert all(after >= before - 1 for before, after in itertools.pairwise(gaps)), "but for what is rounded"
+    assert growing(3, 0.9).fractions == (1.0, 1.0, 1.0) and sum(growing(10, 0.01).fractions) == 2
+    assert default_schedule(16, 0.25, bends=True) == equal_gaps(16, 0.25) != growing(16, 0.25)
+    assert default_schedule(40, 0.5) == refresh(40, 0.5, 8)

@@ -128,4 +128,4 @@ def test_few_steps_of_a_sampler_of_several_past_ones_lie_evenly(pipe, monkeypatc
         with mmaccel.accelerate(pipe, video.HeterogeneousSteps(0.25)) as fast:
             latents(fast, 16)
             found.append([step for step, share in enumerate(fast.report.details["steps"]) if share])
-    assert found[0] == [0, 4, 8, 12] and found[1] != found[0] and found[1][-1] == 15
+    assert found[0] == [0, 4, 8, 12] and found[1] == [0, 2, 6, 14]

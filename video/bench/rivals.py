@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mmaccel import zoo
-from mmaccel.stepping.schedule import default_warmup, refresh
+from mmaccel.stepping.schedule import default_schedule
 
 from ..blocks.block_cache import BlockCache
 from ..caches.easy_cache import EasyCache
@@ -71,8 +71,7 @@ def masked(sampling: Sampling, budget: float, calibrator: str) -> VideoCase:
 
 def our_steps(sampling: Sampling, budget: float) -> tuple[float, ...]:
     """What `HeterogeneousSteps` computes of each step."""
-    warmup = default_warmup(sampling.steps, budget)
-    return refresh(sampling.steps, budget, warmup).fractions
+    return default_schedule(sampling.steps, budget).fractions
 
 
 def spectral(budget: float) -> VideoCase:

@@ -37,7 +37,7 @@ CHOICES = ("hottest", "random")
 class HeterogeneousSteps(DiffusionMethod):
     """Spends a budget of computation on the steps whose velocity changes most, and forecasts the rest.
 
-    Some steps, denser at both ends of a run, compute all tokens. In the others every token moves by a forecast: its
+    Some steps, denser at the beginning of a run, compute all tokens. In the others every token moves by a forecast: its
     last velocity and its slope, or a part of it. When a token is computed again, the forecast steps since then are
     corrected: the sampler repeats them, with velocities on the parabola through the last three computed ones, or with
     multistep samplers on the line through two. With most samplers of noise (DDIM, PNDM, DPM-Solver++, Euler's for
@@ -59,8 +59,8 @@ class HeterogeneousSteps(DiffusionMethod):
     forecast
         Share of the velocity's slope that forecasts use, 0 to 1. None (default) for what was measured to be the
         safest: with Euler's steps all of it where no gap between computed steps is longer than a tenth of the run, as
-        at half of 40 steps, less in proportion where one is, and no less than half; with samplers of several past steps
-        always half of it.
+        at half of 40 steps, and less in proportion where one is; with samplers of several past steps no more than half
+        of it.
     correct
         Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: Euler's,
         Heun's, UniPC, DPM-Solver++, DEIS or Helios's. With others forecasts stay uncorrected, and the report says so.
@@ -76,11 +76,12 @@ class HeterogeneousSteps(DiffusionMethod):
         `video.Auto` finds it for a quality; the report has the ``"missed"`` of every corrected run among its details.
     warmup
         Full steps at the beginning. The default is four tenths of the computed steps, measured to keep the prompts that
-        otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. If fewer than 8 steps and less than a
-        third of the run are computed it is 1 too. With fewer than 8 computed steps, multistep samplers, such as UniPC,
-        may do as well with fewer steps, and the report says so; those of noise whose steps are corrected then compute
-        steps at equal distances, from the first on. With none of this, `cooldown` and `interval` given, runs of fewer
-        than 10 steps are computed as they are, and the report says what helps instead.
+        otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. Below a budget of a third it
+        is none: distances between full steps grow from the first on, and the last lies at nine tenths of the run, but
+        for ``target="converged"``, two experts and diffusion forcing. With fewer than 8 computed steps, multistep
+        samplers, such as UniPC, may do as well with fewer steps, and the report says so; those of noise whose steps are
+        corrected then compute steps at equal distances, from the first on. With none of this, `cooldown` and `interval`
+        given, runs of fewer than 10 steps are computed as they are, and the report says what helps instead.
     cooldown
         Full steps at the end. The default is 1.
     interval

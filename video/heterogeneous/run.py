@@ -13,7 +13,16 @@ from mmaccel.cache import require_memory
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.stepping.allocation import TARGETS, StepAllocation
 from mmaccel.stepping.run import FrameRun, SamplerRun
-from mmaccel.stepping.schedule import FEW_STEPS, FEWEST, Schedule, chosen, default_warmup, equal_gaps, groups, refresh
+from mmaccel.stepping.schedule import (
+    ENOUGH,
+    FEW_STEPS,
+    Schedule,
+    chosen,
+    default_schedule,
+    default_warmup,
+    groups,
+    refresh,
+)
 from mmaccel.stepping.tensors import count_bytes, predicted
 
 from ..families.adapter import PipelineSession, token_grid
@@ -100,10 +109,12 @@ class HeterogeneousRun(Stepper):
             return chosen(steps, method.steps)
         if self.is_short(steps):
             return Schedule((1.0,) * steps)
-        if self._has_equal_gaps(steps, budget):
-            return equal_gaps(steps, budget)
         if method.policy == "groups":
             return groups(steps, budget, method.warmup, method.cooldown, method.interval)
+        if self._is_usual:
+            scheduler = self.session.target.scheduler
+            bends = bool(self.mixtures) and is_repeatable(scheduler) and not is_one_step(scheduler)
+            return default_schedule(steps, budget, bends)
         warmup = method.warmup
         if warmup is None and method.interval is None and self.expert is None:  # not where another expert goes on
             warmup = default_warmup(steps, budget)
@@ -123,16 +134,16 @@ class HeterogeneousRun(Stepper):
         given = (method.steps, method.warmup, method.cooldown, method.interval)
         return any(setting is not None for setting in given)
 
+    @property
+    def _is_usual(self) -> bool:
+        """Whether a run is one of those on which the default schedule was measured: whole, by one transformer."""
+        other = self._is_asked or self.method.fraction or self.run.frames or self.method.target == "converged"
+        goes_on = self.run.step > 0 or self.expert is not None
+        return not (other or goes_on) and len(self.session.adapter.denoisers()) == 1
+
     def is_short(self, steps: int) -> bool:
         """Whether a run of so many steps is better computed than forecast; what a second expert has left is none."""
         return min(steps, self.longest) < FEW_STEPS and self.expert is None and not self._is_asked
-
-    def _has_equal_gaps(self, steps: int, budget: float) -> bool:
-        """Whether so few clean samples are computed that a sampler of several past ones does best with equal gaps."""
-        scheduler, method = self.session.target.scheduler, self.method
-        if not self.mixtures or method.policy == "groups" or method.fraction or self._is_asked:
-            return False
-        return budget * steps < FEWEST and is_repeatable(scheduler) and not is_one_step(scheduler)
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         run, allocation = self.run, self.allocations[self.run.moving[0]]
@@ -189,9 +200,11 @@ class HeterogeneousRun(Stepper):
         elif run.step:
             rest = (self._rest if self.goes_on else self._solve)(left, self.method.budget)
             self._share_out(Schedule((0.0,) * run.step + rest.fractions))
-        if self.is_short(left):
-            for allocation in self.allocations:
+        for allocation in self.allocations:
+            if self.is_short(left):
                 allocation.target = TARGETS[0]
+            if self._is_usual and self.method.budget < ENOUGH:  # a parabola leads astray over gaps that grow
+                allocation.velocities.curved = False
         self.trace.levels = run.levels[run.step : -1]
         warn_of_limits(self, left)
 
