@@ -18,7 +18,7 @@ import torch
 from mmaccel.patching import override
 from mmaccel.report import Report
 from mmaccel.stepping import StepAllocation
-from mmaccel.stepping.schedule import FEWEST, default_schedule
+from mmaccel.stepping.schedule import ENOUGH, FEWEST, default_schedule
 from mmaccel.stepping.tensors import count_bytes
 
 Function = Callable[..., torch.Tensor]
@@ -174,7 +174,7 @@ class _Run:
         schedule = default_schedule(steps, sampler.budget)
         places = sampler.places or [float(sigma) for sigma in sigmas]
         one_step = getattr(sampler.function, "__name__", "") == "sample_euler"
-        curved = one_step and not self.is_clean
+        curved = one_step and not self.is_clean and sampler.budget >= ENOUGH  # below, distances grow
         self.allocation = StepAllocation(places, schedule, sampler=self, one_step=one_step, curved=curved)
 
     def sample(self, callback: Callable[[dict[str, Any]], Any] | None) -> torch.Tensor:

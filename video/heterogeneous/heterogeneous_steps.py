@@ -40,14 +40,14 @@ class HeterogeneousSteps(DiffusionMethod):
     Some steps, denser at the beginning of a run, compute all tokens. In the others every token moves by a forecast: its
     last velocity and its slope, or a part of it. When a token is computed again, the forecast steps since then are
     corrected: the sampler repeats them, with velocities on the parabola through the last three computed ones, or with
-    multistep samplers on the line through two. With most samplers of noise (DDIM, PNDM, DPM-Solver++, Euler's for
-    Stable Diffusion) it is not the velocity that is forecast and corrected but the clean sample that the denoiser sees,
-    which changes less where there is much noise. A few steps may compute only the hottest tokens, which attend to the
-    kept keys and values of all; no measurement found this better than computing none, so it is off by default. Where
-    every frame has a sampler of its own (diffusion forcing, as in SkyReels-V2), a step is computed or forecast for all
-    frames that it moves, and each is forecast and corrected along its own noise levels. Sound that is drawn beside the
-    frames, as in LTX-2 and Kandinsky 6, is neither: in skipped steps it goes on with its last velocity. Lossy below a
-    budget of 1.
+    multistep samplers and small budgets on the line through two. With most samplers of noise (DDIM, PNDM, DPM-Solver++,
+    Euler's for Stable Diffusion) it is not the velocity that is forecast and corrected but the clean sample that the
+    denoiser sees, which changes less where there is much noise. A few steps may compute only the hottest tokens, which
+    attend to the kept keys and values of all; no measurement found this better than computing none, so it is off by
+    default. Where every frame has a sampler of its own (diffusion forcing, as in SkyReels-V2), a step is computed or
+    forecast for all frames that it moves, and each is forecast and corrected along its own noise levels. Sound that is
+    drawn beside the frames, as in LTX-2 and Kandinsky 6, is neither: in skipped steps it goes on with its last
+    velocity. Lossy below a budget of 1.
 
     Parameters
     ----------
@@ -76,12 +76,13 @@ class HeterogeneousSteps(DiffusionMethod):
         `video.Auto` finds it for a quality; the report has the ``"missed"`` of every corrected run among its details.
     warmup
         Full steps at the beginning. The default is four tenths of the computed steps, measured to keep the prompts that
-        otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. Below a budget of a third it
-        is none: distances between full steps grow from the first on, and the last lies at nine tenths of the run, but
-        for ``target="converged"``, two experts and diffusion forcing. With fewer than 8 computed steps, multistep
-        samplers, such as UniPC, may do as well with fewer steps, and the report says so; those of noise whose steps are
-        corrected then compute steps at equal distances, from the first on. With none of this, `cooldown` and `interval`
-        given, runs of fewer than 10 steps are computed as they are, and the report says what helps instead.
+        otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. Below a budget of a third it is none:
+        distances between full steps grow from the first on, and the last lies at nine tenths of the run, but for
+        ``target="converged"``, two experts, diffusion forcing and runs from a picture on, which then begin with 1 where
+        fewer than 8 steps are computed. Multistep samplers, such as UniPC, may do as well with fewer steps there, and
+        the report says so; those of noise whose steps are corrected compute them at equal distances, from the first
+        on. With none of this, `cooldown` and `interval` given, runs of fewer than 10 steps are computed as they are,
+        and the report says what helps instead.
     cooldown
         Full steps at the end. The default is 1.
     interval
