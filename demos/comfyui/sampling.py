@@ -18,7 +18,7 @@ import torch
 from mmaccel.patching import override
 from mmaccel.report import Report
 from mmaccel.stepping import StepAllocation
-from mmaccel.stepping.schedule import ENOUGH, FEWEST, default_schedule
+from mmaccel.stepping.schedule import ENOUGH, FEWEST, default_schedule, default_warmup, refresh
 from mmaccel.stepping.tensors import count_bytes
 
 Function = Callable[..., torch.Tensor]
@@ -171,9 +171,10 @@ class _Run:
         self.known: list[torch.Tensor] = []
         self.is_clean = not sampler.is_flow
         steps = len(sigmas) - 1
-        schedule = default_schedule(steps, sampler.budget)
         places = sampler.places or [float(sigma) for sigma in sigmas]
         one_step = getattr(sampler.function, "__name__", "") == "sample_euler"
+        warmup = default_warmup(steps, sampler.budget)
+        schedule = default_schedule(steps, sampler.budget) if one_step else refresh(steps, sampler.budget, warmup)
         curved = one_step and not self.is_clean and sampler.budget >= ENOUGH  # below, distances grow
         self.allocation = StepAllocation(places, schedule, sampler=self, one_step=one_step, curved=curved)
 
