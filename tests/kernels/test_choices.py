@@ -201,9 +201,11 @@ def test_env_shows_and_forgets(capsys, monkeypatch):
         kept_choices.keep(kept_choices.place(3), f"linear layers of {rows} rows, 576 columns", way)
     kept_choices.keep("Another Maker 9000, 3 threads, torch 1.0", "decoding", "split")
     assert main(["env"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels")]
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 120
+    lines = [line for line in printed.replace("\n  ", " ").splitlines() if line.startswith("kernels")]
     place = kept_choices.place(3)
-    assert [line.split(None, 1)[1] for line in lines] == [
+    assert [" ".join(line.split()[1:]) for line in lines] == [
         f"decoding: packed ({place})",
         f"break-even: 0.5, 0.75 ({place})",
         f"drafts: not measured yet (the machine was busy) ({place})",

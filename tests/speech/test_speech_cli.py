@@ -238,7 +238,7 @@ def test_an_error_before_anything_is_heard_leaves_the_file_alone(model, tmp_path
         (["WAV", "--update-interval", "0"], "--update-interval 0"),
         (["missing.wav", "--update-interval", "0"], "--update-interval 0"),
         (["WAV", "--silence", "0"], "silence"),
-        (["WAV", "--policy", "append-only"], "LocalAgreement"),
+        (["WAV", "--policy", "append-only"], "say --policy local-agreement"),
         (["-", "--channels", "0"], "--channels"),
     ),
 )
