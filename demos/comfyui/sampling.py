@@ -18,7 +18,7 @@ import torch
 from mmaccel.patching import override
 from mmaccel.report import Report
 from mmaccel.stepping import StepAllocation
-from mmaccel.stepping.schedule import ENOUGH, FEWEST, default_schedule, default_warmup, refresh
+from mmaccel.stepping.schedule import FEWEST, default_schedule, default_warmup, refresh
 from mmaccel.stepping.tensors import count_bytes
 
 Function = Callable[..., torch.Tensor]
@@ -175,7 +175,7 @@ class _Run:
         one_step = getattr(sampler.function, "__name__", "") == "sample_euler"
         warmup = default_warmup(steps, sampler.budget)
         schedule = default_schedule(steps, sampler.budget) if one_step else refresh(steps, sampler.budget, warmup)
-        curved = one_step and not self.is_clean and sampler.budget >= ENOUGH  # below, distances grow
+        curved = one_step and not self.is_clean
         self.allocation = StepAllocation(places, schedule, sampler=self, one_step=one_step, curved=curved)
 
     def sample(self, callback: Callable[[dict[str, Any]], Any] | None) -> torch.Tensor:

@@ -86,7 +86,7 @@ class StepAllocation:
     ) -> None:
         self.levels, self.schedule, self.sampler = levels, schedule, sampler
         self.tokens, self.by_groups, self.target, self.tolerance = tokens, by_groups, target, tolerance
-        self.forecast, self.one_step, self.velocities = forecast, one_step, Velocities(curved=curved)
+        self.forecast, self.one_step, self.curved, self.velocities = forecast, one_step, curved, Velocities()
         self.replay = Replay(sampler) if correct else None
         self.layout = LatentLayout()
         self.index = 0
@@ -118,7 +118,8 @@ class StepAllocation:
 
     def begin(self, step: int) -> float:
         """Decide what the step of this index computes; returns the share of the tokens, and sets `active`."""
-        self.index, self.active, self.velocities.forecast = step, None, self.trust
+        self.index, self.active = step, None
+        self.velocities.forecast, self.velocities.curved = self.trust, self.curved and not self.schedule.grows
         is_due = not self.velocities.is_known
         if self.tolerance is not None:
             is_due |= self.agree(self.missed > self.tolerance)

@@ -48,9 +48,12 @@ class Schedule:
     ----------
     fractions
         One per step.
+    grows
+        Whether the distances between full steps grow, over which no parabola is followed; default False.
     """
 
     fractions: tuple[float, ...]
+    grows: bool = False
 
     def resolved(self, step: int, budget: float, solve: Callable[[int, float], Schedule]) -> Schedule:
         """The same before `step`, and from there what `solve(steps, budget)` makes of the rest of the budget."""
@@ -186,7 +189,7 @@ def growing(steps: int, budget: float) -> Schedule:
     found = [round(REACH * steps * (i / max(1, count - 1)) ** 2) for i in range(count)]
     for i in range(1, count):
         found[i] = min(max(found[i], found[i - 1] + 1), steps - count + i)
-    return Schedule(tuple(float(step in found) for step in range(steps)))
+    return Schedule(tuple(float(step in found) for step in range(steps)), grows=True)
 
 
 def equal_gaps(steps: int, budget: float) -> Schedule:

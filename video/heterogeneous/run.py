@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.stepping.allocation import TARGETS, StepAllocation
 from mmaccel.stepping.run import FrameRun, SamplerRun
 from mmaccel.stepping.schedule import (
-    ENOUGH,
     FEW_STEPS,
     Schedule,
     chosen,
@@ -83,7 +83,7 @@ class HeterogeneousRun(Stepper):
             schedule = schedule.computing(firsts)
         self.schedule = schedule
         for allocation, frame in zip(self.allocations, self.frames, strict=True):
-            allocation.schedule = Schedule(tuple(schedule.fractions[step] for step in frame.moves))
+            allocation.schedule = replace(schedule, fractions=tuple(schedule.fractions[step] for step in frame.moves))
 
     def _allocate(self, levels: list[float], schedule: Schedule, sampler: Any) -> StepAllocation:
         method = self.method
@@ -200,11 +200,9 @@ class HeterogeneousRun(Stepper):
         elif run.step:
             rest = (self._rest if self.goes_on else self._solve)(left, self.method.budget)
             self._share_out(Schedule((0.0,) * run.step + rest.fractions))
-        for allocation in self.allocations:
-            if self.is_short(left):
+        if self.is_short(left):
+            for allocation in self.allocations:
                 allocation.target = TARGETS[0]
-            if self._is_usual and self.method.budget < ENOUGH:  # a parabola leads astray over gaps that grow
-                allocation.velocities.curved = False
         self.trace.levels = run.levels[run.step : -1]
         warn_of_limits(self, left)
 
