@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from PIL import Image
 
 from mmaccel.comparison.results import in_threads
 from mmaccel.files import pictures
+from mmaccel.zoo.vocabulary import facts_of
 
 
 def run(main: Callable[[], None], description: str | None) -> None:
@@ -55,7 +55,7 @@ def write(
         "megabytes": sum(file.stat().st_size for file in folder.rglob(weights)) / 1e6,
         "threads": in_threads(torch.get_num_threads()),
     }
-    (folder / "README.md").write_text(text.format(**{**facts(folder), **counted, **told}))
+    (folder / "README.md").write_text(text.format(**{**facts_of(folder), **counted, **told}))
 
 
 def drawn(pipe: Any, prompts: Sequence[str]) -> tuple[Image.Image, float]:
@@ -69,11 +69,6 @@ def drawn(pipe: Any, prompts: Sequence[str]) -> tuple[Image.Image, float]:
     return pictures.sheet(cells, 4), median_high(seconds)
 
 
-def facts(folder: Path) -> dict[str, Any]:
-    """What the recipe noted of a model, or of a part of one."""
-    return json.loads((folder / "training.json").read_text())
-
-
 def millions(part: torch.nn.Module) -> float:
     """Its parameters."""
     return sum(parameter.numel() for parameter in part.parameters()) / 1e6
@@ -81,5 +76,5 @@ def millions(part: torch.nn.Module) -> float:
 
 def in_words(folder: Path, *names: str) -> dict[str, str]:
     """Lists among these facts, as the card tells them."""
-    noted = facts(folder)
+    noted = facts_of(folder)
     return {name: ", ".join(noted[name]) for name in names}

@@ -42,6 +42,11 @@ def write_pipeline(pipeline: Any, parts: Iterable[str], folder: Path, facts: dic
     pipeline.tokenizer.save_pretrained(folder / "tokenizer")
     pipeline.scheduler.save_pretrained(folder / "scheduler")
     pipeline.save_config(folder)
+    write_facts(facts, folder)
+
+
+def write_facts(facts: Mapping[str, object], folder: Path) -> None:
+    """Write what a model tells of its training."""
     (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokeniz
 
 from mmaccel.zoo.worlds import emoji_world as world
 
+from .checkpoint import write_facts
 from .optimizer import optimizers_of
 from .recipe import Stage, begin, command_line, to_pixels
 from .word_tokenizer import word_tokenizer
@@ -105,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
     trained.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     facts = {"seed": args.seed, "minutes": args.minutes, "right": accuracy(trained, tokenizer, 440)}
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_facts(facts, folder)
     print(json.dumps(facts))
 
 

@@ -38,6 +38,11 @@ def command_line(description: str | None, seed: int = 20) -> argparse.ArgumentPa
     return parser
 
 
+def given(args: argparse.Namespace, *names: str) -> dict[str, object]:
+    """The seed and these options, for what a model tells of its training."""
+    return {name: getattr(args, name) for name in ("seed", *names)}
+
+
 def goes_on(parser: argparse.ArgumentParser, option: str, begun: Path, output: Path) -> None:
     """Refuse to begin with what the same folder ended with: its checkpoint is finished, and would count twice."""
     if begun.resolve() == (output / "model").resolve():

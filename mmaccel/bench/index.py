@@ -37,7 +37,7 @@ distribution. The plots have time to the left and quality upwards: the top left 
 `mmaccel bench all --full --page FOLDER` measures all of this page on your machine, `mmaccel bench difference OLD.json
 NEW.json` compares two results, and `mmaccel tune` does the same for one method on your own model and input."""
 
-SCRIPT = re.compile(r"python -m mmaccel\.(?:demos\.)?(\w+)\.")  # of a page, whose package says what it is about
+SCRIPT = re.compile(r"python -m mmaccel\.demos\.(\w+)\.")  # of a page, whose package says what it is about
 
 
 def write(folder: Path, benchmarks: Sequence[Benchmark]) -> list[Path]:

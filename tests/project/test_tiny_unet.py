@@ -11,9 +11,9 @@ from mmaccel import video, zoo
 from mmaccel.cli import main as cli
 from mmaccel.errors import PromptError
 from mmaccel.video import quality
-from mmaccel.video.bench import unet_page
+from mmaccel.video.bench import unet, unet_page
 from mmaccel.video.bench.unet import BENCHMARK, Drawing
-from mmaccel.video.bench.unet_cases import SAMPLERS, cases
+from mmaccel.video.bench.unet_cases import SAMPLERS
 
 NAME = "tiny-unet"
 PROMPT = "big red heart on yellow"
@@ -105,8 +105,13 @@ def test_the_command_line_draws_a_picture(tmp_path, capsys):
 
 def test_a_package_that_is_not_installed_says_so(pipe, monkeypatch):
     monkeypatch.setattr("mmaccel.video.bench.unet_cases.importlib.util.find_spec", lambda name: None)
-    missing = [case for case in cases(SAMPLERS[0]) if case.is_missing]
-    assert {case.label for case in missing} == {"DeepCache"}
+    monkeypatch.setattr("mmaccel.video.bench.unet.Runner.run", lambda runner: None)
+    monkeypatch.setattr("mmaccel.video.bench.unet._row", lambda drawing, entry, plain: {"method": entry.label})
+    *found, one, two = unet.rows(pipe, [PROMPT], SAMPLERS[1])
+    assert found[0] == {"method": "plain"} and {"method": "DeepCache"} not in found
+    for row, interval in ((one, 2), (two, 5)):
+        assert (row["method"], row["settings"], row["kind"]) == ("DeepCache", {"interval": interval}, "rival")
+        assert row["label"] == "DeepCache is not installed"
 
 
 def rows(**figures):

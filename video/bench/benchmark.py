@@ -23,6 +23,7 @@ from mmaccel.comparison.runner import Runner
 from . import findings, page
 from .cases import BUDGETS, MODEL, MotionPrompt, VideoCase, cases, converging, fewer_steps, ours, scenes
 from .filming import Filming
+from .packages import missing_row
 from .rivals import masked, rivals, sea_cache_as_it_comes, spectral
 from .sampling import GRID, QUICK_GRID, Clips, Sampling, converged
 
@@ -190,18 +191,8 @@ def _mean(values: list[float]) -> float | None:
 
 def _missing_row(filming: Filming, budget: float, case: VideoCase, **columns: Any) -> Row:
     """What a rival has that is not installed."""
-    return results.row(
-        modality="video",
-        model=_model(filming, columns),
-        method=case.label,
-        settings={},
-        exact=False,
-        seeds=[],
-        budget=budget,
-        kind=case.kind,
-        label=f"{case.package} is not installed",
-        **columns,
-    )
+    about = {"model": _model(filming, columns), "method": case.label, "settings": {}, "kind": case.kind}
+    return missing_row(case.package, **about, budget=budget, **columns)
 
 
 def _model(filming: Filming, columns: Row) -> str:

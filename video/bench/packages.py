@@ -12,6 +12,14 @@ from typing import Any
 
 from diffusers import WanPipeline
 
+from mmaccel.bench.benchmark import Row
+from mmaccel.comparison import results
+
+
+def missing_row(package: str, **columns: Any) -> Row:
+    """What a rival has whose package is not installed."""
+    return results.row(modality="video", exact=False, seeds=[], label=f"{package} is not installed", **columns)
+
 
 @contextmanager
 def sea_cache(threshold: float, pipe: Any, longest: int = 2) -> Iterator[Any]:

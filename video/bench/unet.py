@@ -20,7 +20,8 @@ from mmaccel.comparison.trial import Workload
 
 from .. import quality
 from . import unet_page as page
-from .unet_cases import DEFAULT, MODEL, SAMPLERS, DrawingCase, Sampler, cases
+from .packages import missing_row
+from .unet_cases import DEFAULT, MODEL, PACKAGE, SAMPLERS, Sampler, cases, is_missing
 
 PROMPTS, OTHERS, FEW = 16, 8, 2  # that judge, by other samplers than the default one, and at short length
 METRIC = "PSNR in dB to the picture of the plain pipeline, mean over prompts"
@@ -82,51 +83,40 @@ def parts(full: bool = False) -> dict[str, Callable[[], Iterable[Row]]]:
 def rows(pipe: Any, prompts: list[str], sampler: Sampler) -> Iterator[Row]:
     """The rows of one sampler."""
     drawing = Drawing(pipe, prompts, sampler)
-    made = list(cases(sampler))
-    plain = Entry(PLAIN, PLAIN)
-    found = [(case, case.entry(drawing.target)) for case in made if not case.is_missing]
-    entries = [plain, *(entry for _, entry in found)]
-    Runner(drawing, entries, range(len(prompts)), title=str(sampler)).run()
-    yield _row(drawing, plain, plain, PLAIN)
-    yield from (_row(drawing, entry, plain, case.kind) for case, entry in found)
-    yield from (_missing_row(drawing, case) for case in made if case.is_missing)
+    plain, made = Entry(PLAIN, PLAIN), list(cases(drawing.target, sampler))
+    found = [plain, *(entry for entry in made if not is_missing(entry))]
+    Runner(drawing, found, range(len(prompts)), title=str(sampler)).run()
+    yield from (_row(drawing, entry, plain) for entry in found)
+    for entry in filter(is_missing, made):
+        about = {"model": _model(drawing), "method": entry.label, "settings": entry.columns, "kind": entry.kind}
+        yield missing_row(PACKAGE, **about)
 
 
-def _row(drawing: Drawing, entry: Entry, plain: Entry, kind: str) -> Row:
+def _row(drawing: Drawing, entry: Entry, plain: Entry) -> Row:
     figures = list(entry.metrics.values())
     psnr, converged = ([each[name] for each in figures] for name in ("psnr", "psnr_converged"))
     of_package = {"method": entry.label, "settings": entry.columns}  # which has no plan
     identity = entry.identity(drawing.unit) if entry.setup is None else of_package
     return results.row(
         modality="video",
-        model=f"{MODEL}, {drawing.sampler}",
-        **{**identity, "exact": kind == PLAIN},
-        kind=kind,
+        model=_model(drawing),
+        **{**identity, "exact": entry is plain},
+        kind=entry.kind,
         seeds=list(range(len(figures))),
         **entry.timing(plain),
         **entry.work(),
         speedup_worst=min(entry.ratios(plain)),
         quality_metric=METRIC,
-        quality=None if kind == PLAIN else sum(psnr) / len(psnr),
-        psnr_worst=None if kind == PLAIN else min(psnr),
+        quality=None if entry is plain else sum(psnr) / len(psnr),
+        psnr_worst=None if entry is plain else min(psnr),
         psnr_converged=sum(converged) / len(converged),
         psnr_converged_worst=min(converged),
         samples=[{**each, "seconds": seconds} for each, seconds in zip(figures, entry.seconds, strict=True)],
     )
 
 
-def _missing_row(drawing: Drawing, case: DrawingCase) -> Row:
-    """What a rival has that is not installed."""
-    return results.row(
-        modality="video",
-        model=f"{MODEL}, {drawing.sampler}",
-        method=case.label,
-        settings=case.settings,
-        exact=False,
-        kind=case.kind,
-        seeds=[],
-        label=f"{case.package} is not installed",
-    )
+def _model(drawing: Drawing) -> str:
+    return f"{MODEL}, {drawing.sampler}"
 
 
 SECTION = Section(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from diffusers import (
@@ -17,7 +17,6 @@ from diffusers import (
 )
 
 from mmaccel.comparison.entry import Entry
-from mmaccel.method import Method
 
 from ..caches.easy_cache import EasyCache
 from ..caches.encoder_reuse import EncoderReuse
@@ -34,6 +33,7 @@ SCHEDULERS = {
     "UniPC": UniPCMultistepScheduler,
 }
 BUDGETS = (0.5, 0.25)
+PACKAGE = "DeepCache"  # of its authors
 
 
 @dataclass(frozen=True)
@@ -66,40 +66,21 @@ DEFAULT = Sampler("DDIM", 50)
 SAMPLERS = (DEFAULT, Sampler("PNDM", 50), Sampler("Euler", 30), Sampler("DPM++ 2M", 25), Sampler("UniPC", 20))
 
 
-@dataclass(frozen=True)
-class DrawingCase:
-    """One line of the benchmark: a method, a number of steps, or another package with its settings."""
-
-    setup: Method | int | None
-    kind: str
-    label: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    package: str = ""
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether its package is not installed."""
-        return bool(self.package) and importlib.util.find_spec(self.package) is None
-
-    def entry(self, pipe: Any) -> Entry:
-        """Who runs."""
-        if isinstance(self.setup, int):
-            return Entry(f"{self.setup} steps", self.kind, fewer=self.setup)
-        if isinstance(self.setup, Method):
-            return Entry.of(pipe, self.setup, kind=self.kind)
-        setup = functools.partial(deep_cache, **self.settings)
-        return Entry(self.label, self.kind, setup=setup, columns=self.settings)
-
-
-def cases(sampler: Sampler) -> Iterator[DrawingCase]:
+def cases(pipe: Any, sampler: Sampler) -> Iterator[Entry]:
     """All of them; by other samplers than the default one the main ones."""
     is_default = sampler == DEFAULT
-    yield from (DrawingCase(HeterogeneousSteps(budget), "method") for budget in BUDGETS)
-    yield DrawingCase(EncoderReuse(), "method")
+    yield from (Entry.of(pipe, HeterogeneousSteps(budget)) for budget in BUDGETS)
+    yield Entry.of(pipe, EncoderReuse())
     if is_default:
-        yield DrawingCase(EncoderReuse(parallel=4), "method")
-        yield DrawingCase(EncoderReuse(prior_noise=0.003), "method")
-        yield from (DrawingCase(EasyCache(threshold), "rival") for threshold in (0.02, 0.05, 0.1))
-    yield from (DrawingCase(max(1, round(sampler.steps * budget)), "simple") for budget in BUDGETS)
-    for interval in (2, 3, 5) if is_default else (2, 5):
-        yield DrawingCase(None, "rival", "DeepCache", {"interval": interval}, package="DeepCache")
+        yield Entry.of(pipe, EncoderReuse(parallel=4))
+        yield Entry.of(pipe, EncoderReuse(prior_noise=0.003))
+        yield from (Entry.of(pipe, EasyCache(threshold), kind="rival") for threshold in (0.02, 0.05, 0.1))
+    for steps in (max(1, round(sampler.steps * budget)) for budget in BUDGETS):
+        yield Entry(f"{steps} steps", "simple", fewer=steps)
+    for settings in ({"interval": interval} for interval in ((2, 3, 5) if is_default else (2, 5))):
+        yield Entry(PACKAGE, "rival", setup=functools.partial(deep_cache, **settings), columns=settings)
+
+
+def is_missing(entry: Entry) -> bool:
+    """Whether it is of a package that is not installed."""
+    return entry.label == PACKAGE and importlib.util.find_spec(PACKAGE) is None

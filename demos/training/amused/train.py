@@ -25,8 +25,9 @@ from mmaccel import zoo
 from mmaccel.zoo.worlds import emoji_world as world
 
 from ..checkpoint import write_pipeline
+from ..janus.data import said_of
 from ..optimizer import optimizers_of
-from ..recipe import Stage, begin, command_line
+from ..recipe import Stage, begin, command_line, given
 from . import shape
 from .data import Pool, pool
 from .vq import agreement, fitted
@@ -110,16 +111,10 @@ def save(module: Trained, tokenizer, folder: Path, facts: dict[str, object]) -> 
 def facts(args: argparse.Namespace, step: int, **measured: float) -> dict[str, object]:
     """What `training.json` tells."""
     return {
-        "seed": args.seed,
-        "minutes": args.minutes,
-        "pictures": args.pictures,
-        "batch": args.batch,
+        **given(args, "minutes", "pictures", "batch"),
         "steps": step,
         **measured,
-        "names": list(world.FEATURED),
-        "sizes": list(world.SIZES),
-        "backgrounds": list(world.BACKGROUNDS),
-        "places": list(world.PLACES),
+        **said_of(world.FEATURED),
     }
 
 

@@ -24,7 +24,7 @@ from mmaccel.zoo.tiny_onevision import sprites_of
 
 from ..onevision.save import save_weights
 from ..optimizer import optimizers_of
-from ..recipe import Stage, begin, command_line
+from ..recipe import Stage, begin, command_line, given
 from . import shape
 from .check import exact
 from .data import draw
@@ -60,7 +60,7 @@ def check(stage: Stage, args: argparse.Namespace, count: int = 40) -> None:
 
 def facts(args: argparse.Namespace, step: int, **measured: object) -> dict[str, object]:
     """What `training.json` tells."""
-    return {"seed": args.seed, "minutes": args.minutes, "steps": step, **measured}
+    return {**given(args, "minutes"), "steps": step, **measured}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -5,12 +5,12 @@ python -m mmaccel.demos.training.eagle.card
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 from mmaccel import zoo
+from mmaccel.zoo.vocabulary import facts_of
 
 from ..card import run
 
@@ -47,7 +47,7 @@ def card(folder: Path) -> str:
     tensors = load_file(weights)
     drafted = len(tensors.pop("d2t"))
     count = sum(tensor.numel() for tensor in tensors.values())
-    facts = json.loads((folder / "training.json").read_text())
+    facts = facts_of(folder)
     return CARD.format(**facts, drafted=drafted, parameters=count / 1e6, megabytes=weights.stat().st_size / 1e6)
 
 

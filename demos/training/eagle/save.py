@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 
 from mmaccel.decoding.drafters.heads.eagle_head import EagleHead
 
+from ..checkpoint import write_facts
+
 
 def save(head: EagleHead, folder: Path, facts: dict[str, object]) -> None:
     """Bfloat16 weights, configuration, and facts."""
@@ -27,4 +29,4 @@ def save(head: EagleHead, folder: Path, facts: dict[str, object]) -> None:
     }
     config["architectures"] = ["LlamaForCausalLMEagle3"]
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_facts(facts, folder)

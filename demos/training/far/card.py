@@ -8,6 +8,7 @@ Samples are made by the pipeline as `zoo.load` gives it, one per prompt, none pi
 from __future__ import annotations
 
 from mmaccel import zoo
+from mmaccel.zoo.vocabulary import facts_of
 
 from .. import card
 from ..wan.card import sampled
@@ -48,7 +49,7 @@ def main() -> None:
     pipeline = zoo.load("tiny-far")
     shown, seconds = sampled(pipeline)
     folder = zoo.path("tiny-far")
-    large, small = (card.facts(folder / part) for part in ("transformer", "draft"))
+    large, small = (facts_of(folder / part) for part in ("transformer", "draft"))
     told = {"block": pipeline.transformer.config.chunk_partition[0], "frames": shown.shape[1], "size": shown.shape[2]}
     told |= {"million": card.millions(pipeline.transformer), "small": card.millions(pipeline.draft)}
     told |= {"small_steps": small["steps"], "loss": large["held_out_loss"], "small_loss": small["held_out_loss"]}

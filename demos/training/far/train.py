@@ -20,6 +20,7 @@ from diffusers import WanPipeline
 from mmaccel import zoo
 from mmaccel.zoo.worlds.moving_world import FAR
 
+from ..checkpoint import write_facts
 from ..optimizer import optimizers_of
 from ..recipe import Average, Stage, begin, command_line
 from ..wan import vae
@@ -110,9 +111,8 @@ def save(model: torch.nn.Module, size: str, steps: int, pipeline: WanPipeline, a
     shape.build_scheduler().save_pretrained(folder / "scheduler")
     own = {"minutes": args.minutes, "steps": steps, "batch": args.batch, "pool": args.pool, "seed": args.seed}
     own["held_out_loss"] = round(loss, 4)
-    (folder / size / "training.json").write_text(json.dumps(own, indent=1) + "\n")
-    world = {name: pipeline.facts[name] for name in ("names", "motions", "backgrounds")}
-    (folder / "training.json").write_text(json.dumps(world, indent=1) + "\n")
+    write_facts(own, folder / size)
+    write_facts({name: pipeline.facts[name] for name in ("names", "motions", "backgrounds")}, folder)
     print(size, json.dumps(own))
 
 

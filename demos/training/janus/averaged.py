@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from transformers import JanusForConditionalGeneration
 
+from mmaccel.zoo.vocabulary import facts_of
 from mmaccel.zoo.weights import load_pretrained
 
 from ..optimizer import muon_and_adam
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="compile the layers: faster after a minute")
     args = parser.parse_args(argv)
     goes_on(parser, "--begin", args.begin, args.output)
-    facts = json.loads((args.begin / "training.json").read_text())
+    facts = facts_of(args.begin)
     begin(args)
     model = load_pretrained(JanusForConditionalGeneration, args.begin, dtype=torch.float32)
     steps = train(model.to(args.device), args)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from mmaccel import zoo
 from mmaccel.files import pictures
 from mmaccel.image import generation
+from mmaccel.zoo.vocabulary import facts_of
 
 from .. import card
 
@@ -62,7 +63,7 @@ def main() -> None:
     painter = generation.load("tiny-janus")
     painted = painter.paint(painter.target, list(PROMPTS), generation.ImageSettings(seed=0), "samples")
     sheet = [pictures.headed(pictures.enlarged(p), t) for p, t in zip(painted.pictures, PROMPTS, strict=True)]
-    told = {"names": len(card.facts(folder)["names"]), **card.in_words(folder, "backgrounds", "places")}
+    told = {"names": len(facts_of(folder)["names"]), **card.in_words(folder, "backgrounds", "places")}
     told |= {"guidance": painter.target.generation_config.guidance_scale}
     card.write(folder, CARD, [painter.target], pictures.sheet(sheet, 4), weights="model.safetensors", **told)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -19,3 +21,9 @@ def draw(
         pictures.append(world.render(scene, rng))
         captions.append(world.caption(scene, rng))
     return torch.from_numpy(np.stack(pictures)), captions
+
+
+def said_of(things: Sequence[str]) -> dict[str, object]:
+    """What a model tells of the captions that it learnt: the things in them, and what can be said of these."""
+    words = {"sizes": world.SIZES, "backgrounds": world.BACKGROUNDS, "places": world.PLACES}
+    return {"names": list(things), **{name: list(known) for name, known in words.items()}}

@@ -24,10 +24,10 @@ from tqdm import tqdm
 
 from mmaccel.zoo.worlds import emoji_world as world
 
-from ..checkpoint import Checkpoint, steps, stoppable
+from ..checkpoint import Checkpoint, steps, stoppable, write_facts
 from ..optimizer import muon_and_adam, trapezoid
-from ..recipe import begin, command_line, step_with, to_pixels
-from .data import draw
+from ..recipe import begin, command_line, given, step_with, to_pixels
+from .data import draw, said_of
 from .shape import GRID, build_model, build_tokenizer, encode_captions
 from .vq import train_vq
 
@@ -137,7 +137,7 @@ def save(model, tokenizer, folder: Path, facts: dict[str, object]) -> None:
     model.float()
     tokenizer.save_pretrained(folder)
     facts["held_out_nats_per_token"] = round(held_out_loss(model, tokenizer), 4)
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_facts(facts, folder)
     real = reference(model)
     tokens = {"tokens": real["tokens"].to(torch.int16)}
     save_file(tokens, folder / "reference.safetensors", {"captions": json.dumps(real["captions"])})
@@ -165,16 +165,8 @@ def main(argv: list[str] | None = None) -> None:
     for stage in stages:
         train_language_model(model, tokenizer, args, *stage)
     facts = {
-        "seed": args.seed,
-        "batch": args.batch,
-        "vq_steps": args.vq_steps,
-        "steps": args.steps,
-        "featured_steps": args.featured_steps,
-        "featured_batch": args.featured_batch,
-        "names": list(world.FEATURED),
-        "sizes": list(world.SIZES),
-        "backgrounds": list(world.BACKGROUNDS),
-        "places": list(world.PLACES),
+        **given(args, "batch", "vq_steps", "steps", "featured_steps", "featured_batch"),
+        **said_of(world.FEATURED),
     }
     save(model, tokenizer, args.output / "model", facts)
     print(json.dumps({k: v for k, v in facts.items() if not isinstance(v, list)}, indent=2))

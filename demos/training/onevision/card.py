@@ -16,6 +16,7 @@ from PIL import Image
 
 from mmaccel import zoo
 from mmaccel.files import pictures
+from mmaccel.zoo.vocabulary import facts_of
 
 from .. import card
 from ..recipe import to_pixels
@@ -79,7 +80,7 @@ def main() -> None:
         strip = Image.fromarray(np.concatenate(list(row.frames[list(SHOWN)]), 1))
         doubled = strip.resize((2 * strip.width, 2 * strip.height), Image.Resampling.BICUBIC)
         strips.append(pictures.headed(doubled, f"{row.question} {told}"))
-    facts, vision, text = card.facts(folder), model.config.vision_config, model.config.text_config
+    facts, vision, text = facts_of(folder), model.config.vision_config, model.config.text_config
     kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in facts["accuracy"].items() if kind != "all")
     card.write(
         folder,

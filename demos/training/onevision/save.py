@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedToken
 
 from mmaccel.zoo.worlds import moving_world as world
 
+from ..checkpoint import write_facts
 from .shape import STREAM, rescale
 
 
@@ -42,4 +42,4 @@ def save_weights(
         config.dtype = None  # it is stored once, for the whole model
     shipped.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_facts(facts, folder)

@@ -16,13 +16,13 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 from pathlib import Path
 
 import torch
 
 from mmaccel import zoo
 from mmaccel.zoo.tiny_onevision import load
+from mmaccel.zoo.vocabulary import facts_of
 from mmaccel.zoo.worlds.moving_world import ONEVISION
 
 from ..optimizer import optimizers_of
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     goes_on(parser, "--model", folder, args.output)
     begin(args)
     args.tokenizer = shape.build_tokenizer()
-    facts = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    facts = facts_of(folder)
     model = load(folder)[0]
     shape.rescale(model, shape.STREAM)
     module = Trained(model, args.tokenizer)

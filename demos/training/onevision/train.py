@@ -23,7 +23,7 @@ from tqdm import tqdm
 from mmaccel.zoo.worlds.moving_world import ONEVISION, Footage
 
 from ..optimizer import optimizers_of
-from ..recipe import Stage, begin, command_line
+from ..recipe import Stage, begin, command_line, given
 from . import shape
 from .check import accuracy
 from .data import Packer, draw
@@ -102,9 +102,7 @@ def check(stage: Stage, args: argparse.Namespace, count: int = 60) -> None:
 def facts(args: argparse.Namespace, step: int, **measured: object) -> dict[str, object]:
     """What `training.json` tells."""
     return {
-        "seed": args.seed,
-        "tower_minutes": args.tower_minutes,
-        "minutes": args.minutes,
+        **given(args, "tower_minutes", "minutes"),
         "steps": step,
         **measured,
         "frames": shape.FRAMES,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from transformers import LightOnOcrForConditionalGeneration, PreTrainedTokenizer
 from transformers.models.lighton_ocr.processing_lighton_ocr import LightOnOcrProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
+from ..checkpoint import write_facts
 from .shape import PATCH
 
 
@@ -32,4 +32,4 @@ def save(
     LightOnOcrProcessor(images, tokenizer, patch_size=PATCH, spatial_merge_size=1).save_pretrained(folder)
     sheet = glyphs.transpose(0, 2, 1, 3).reshape(glyphs.shape[0] * glyphs.shape[2], -1)
     Image.fromarray((sheet * 255).round().astype(np.uint8)).save(folder / "glyphs.png", optimize=True)
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_facts(facts, folder)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from mmaccel.zoo.worlds import page_world as world
 
 from ..optimizer import optimizers_of
-from ..recipe import Stage, begin, command_line
+from ..recipe import Stage, begin, command_line, given
 from . import shape
 from .check import exact
 from .data import Batch, draw
@@ -83,7 +83,7 @@ def check(stage: Stage, args: argparse.Namespace, count: int = 6) -> None:
 
 def keep(module: Trained, args: argparse.Namespace, step: int, **measured: object) -> None:
     """Save the model with what `training.json` tells."""
-    facts = {"seed": args.seed, "minutes": args.minutes, "steps": step, **measured}
+    facts = {**given(args, "minutes"), "steps": step, **measured}
     save(module.model, args.tokenizer, args.glyphs, args.output / "model", facts)
 
 

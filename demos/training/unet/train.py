@@ -21,13 +21,13 @@ from diffusers.models.attention_processor import AttnProcessor
 from PIL import Image
 
 from mmaccel.files import pictures
-from mmaccel.zoo.worlds import emoji_world as world
 
 from ..amused.shape import build_tokenizer
 from ..amused.train import CAPTION_DROPOUT, words_of
 from ..checkpoint import write_pipeline
+from ..janus.data import said_of
 from ..optimizer import muon_and_adam
-from ..recipe import Average, Stage, begin, command_line
+from ..recipe import Average, Stage, begin, command_line, given
 from ..wan.vae import kept_vae, pool
 from . import shape
 from .data import HELD_OUT, TRAINING
@@ -122,17 +122,10 @@ def sheet(pipeline: StableDiffusionPipeline, steps: int = 25) -> Image.Image:
 def save(pipeline: StableDiffusionPipeline, args: argparse.Namespace, step: int, **measured: float) -> None:
     """Write what `mmaccel.zoo` ships beside the autoencoder."""
     facts = {
-        "seed": args.seed,
-        "vae_minutes": args.vae_minutes,
-        "minutes": args.minutes,
-        "pool": args.pool,
-        "batch": args.batch,
+        **given(args, "vae_minutes", "minutes", "pool", "batch"),
         "steps": step,
         **measured,
-        "names": list(shape.THINGS),
-        "sizes": list(world.SIZES),
-        "backgrounds": list(world.BACKGROUNDS),
-        "places": list(world.PLACES),
+        **said_of(shape.THINGS),
         "guidance_scale": shape.GUIDANCE,
     }
     write_pipeline(pipeline, ("text_encoder", "unet"), args.output / "model", facts)

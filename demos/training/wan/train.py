@@ -26,7 +26,7 @@ from mmaccel.zoo.worlds import moving_world as world
 
 from ..checkpoint import write_pipeline
 from ..optimizer import optimizers_of
-from ..recipe import Average, Stage, begin, command_line
+from ..recipe import Average, Stage, begin, command_line, given
 from . import shape
 from .parts import TrainingAttention, flow_loss
 from .vae import HELD_OUT, TRAINING, draw, encoded_clips, kept_vae, measure_latents, pixels_of, pool, vae_loss
@@ -133,11 +133,7 @@ def show(pipeline: WanPipeline, path: Path, prompts: tuple[str, ...] = PROMPTS[:
 def save(pipeline: WanPipeline, args: argparse.Namespace, step: int, **measured: float) -> None:
     """Write what `mmaccel.zoo` ships beside the autoencoder."""
     facts = {
-        "seed": args.seed,
-        "vae_minutes": args.vae_minutes,
-        "minutes": args.minutes,
-        "pool": args.pool,
-        "batch": args.batch,
+        **given(args, "vae_minutes", "minutes", "pool", "batch"),
         "steps": step,
         **measured,
         "names": list(world.NAMES),

@@ -1,6 +1,6 @@
 """How long until a speech generator is heard: generate and decode, against frames that sound as they come.
 
-    python -m mmaccel.speech.bench.first_sound --output docs/benchmarks/long/speech_first_sound
+    python -m mmaccel.demos.speech.first_sound --output docs/benchmarks/long/speech_first_sound
 
 No small CSM is trained, and its codes say nothing: the weights are random, sizes are between a toy's and CSM-1B's, and
 the codec is Mimi at its full size. What is measured is time, and that codes and sound are equal.
@@ -18,13 +18,12 @@ from tqdm import tqdm
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.speech.codec.depth_decoding import DepthDecoding
+from mmaccel.speech.codec.first_byte_meter import FirstByteMeter
+from mmaccel.speech.codec.growing_blocks import growing_blocks
+from mmaccel.speech.codec.streaming_speech import StreamingSpeech
+from mmaccel.speech.examples import audible
 from mmaccel.testing.untrained import untrained
-
-from ..codec.depth_decoding import DepthDecoding
-from ..codec.first_byte_meter import FirstByteMeter
-from ..codec.growing_blocks import growing_blocks
-from ..codec.streaming_speech import StreamingSpeech
-from ..examples import audible
 
 FRAMES = 25  # 80 ms each
 ROUNDS = 5
@@ -37,7 +36,7 @@ CODES = 2048  # of Mimi; CSM has three marks beside them, which an untrained one
 CLOSE = 1e-5  # of the loudest sample
 INTRO = """
 Time to the first sound of a `CsmForConditionalGeneration`, in processor seconds, since others used the
-machine too; by `python -m mmaccel.speech.bench.first_sound`. {frames} frames of 80 ms, {seconds:g} s of sound, sampled
+machine too; by `python -m mmaccel.demos.speech.first_sound`. {frames} frames of 80 ms, {seconds:g} s of sound, sampled
 from one random state, the median of {rounds} rounds of all ways. **The weights are random**, since no small CSM is
 trained: this says nothing about how speech sounds, only when. {millions:.0f} million weights, of which Mimi has
 {codec:.0f}, with 32 codebooks as CSM-1B. *Plain* generates all, then decodes it; *codes alone* are generated without a

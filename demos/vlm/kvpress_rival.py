@@ -1,6 +1,6 @@
 """The presses of NVIDIA's kvpress on given prompts, by the Python of an environment that has it.
 
-    python vlm/bench/kvpress_rival.py < tasks.json > found.jsonl
+    python demos/vlm/kvpress_rival.py < tasks.json > found.jsonl
 
 Its transformers is older than ours, so this file imports nothing of mmaccel; `compressed_caches` starts it. The prompt
 is computed once, and each press is given what its hooks were to be given, on a copy of the cache.

@@ -1,6 +1,6 @@
 """How soon words come by the length of what is pushed, such as the blocks of a sound card or of a socket.
 
-    python -m mmaccel.speech.bench.pushes --output docs/benchmarks/long/speech_pushes
+    python -m mmaccel.demos.speech.pushes --output docs/benchmarks/long/speech_pushes
 
 Streams of Moonshine tiny on the recordings of `mmaccel bench speech --full`, as they are.
 """
@@ -14,22 +14,21 @@ from tqdm import tqdm
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-
-from ..audio.endpoint import RATE
-from ..audio.recordings import Recording, all_recordings
-from ..families.weights import load
-from .benchmark import offline_row, stream_row, streamed, streaming
-from .judged import described
-from .listeners import UPDATE, MeasuredRecognizer
-from .page import heard
-from .playback import listen
-from .stream_tables import both, points
+from mmaccel.speech.audio.endpoint import RATE
+from mmaccel.speech.audio.recordings import Recording, all_recordings
+from mmaccel.speech.bench.benchmark import offline_row, stream_row, streamed, streaming
+from mmaccel.speech.bench.judged import described
+from mmaccel.speech.bench.listeners import UPDATE, MeasuredRecognizer
+from mmaccel.speech.bench.page import heard
+from mmaccel.speech.bench.playback import listen
+from mmaccel.speech.bench.stream_tables import both, points
+from mmaccel.speech.families.weights import load
 
 MODEL = "moonshine-tiny"
 PUSHES = (0.02, 0.032, 0.1, 0.5)  # seconds: of a call, of a voice detector, of a page that listens, of a file
 INTRO = """
 Streams of Moonshine tiny with a look every {update:g} s, fed in pushes of other lengths: {seconds:.0f} s of human
-speech, {heard}. By `python -m mmaccel.speech.bench.pushes`, in CPU seconds, on a machine that others
+speech, {heard}. By `python -m mmaccel.demos.speech.pushes`, in CPU seconds, on a machine that others
 used too. What is heard does not depend on the pushes, but nothing is known before a push ends. Lags are in seconds of
 audio that had to come, and in brackets with the computing on top: *final* and *eager* from the end of speech to its
 text and to the same text told early, *right* where it was the final one, and *promised* from the end of a word until it

@@ -1,6 +1,6 @@
 """What many streams cost on one model: passes of one after the other against passes that they share.
 
-    python -m mmaccel.speech.bench.many_streams --output docs/benchmarks/long/speech_streams
+    python -m mmaccel.demos.speech.many_streams --output docs/benchmarks/long/speech_streams
 
 Each stream hears the recordings of the benchmark from another place on. Beside the curve, eight streams go on for ten
 minutes in all, in which nothing may grow.
@@ -19,19 +19,18 @@ from tqdm import tqdm
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-
-from ..audio.endpoint import RATE
-from ..audio.recordings import all_recordings
-from ..families.weights import load
-from ..stream.events import Event, Final
-from ..stream.recognizer import StreamingRecognizer
+from mmaccel.speech.audio.endpoint import RATE
+from mmaccel.speech.audio.recordings import all_recordings
+from mmaccel.speech.families.weights import load
+from mmaccel.speech.stream.events import Event, Final
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 CHUNK = RATE // 2  # samples of a push: what comes between two looks
 LONG, MINUTES = 8, 10  # streams, and minutes of audio of all of them
 KINDS = {"passes": "_passes", "encodings": "encode_together"}  # and what the gathering calls them
 INTRO = """
-What a stream of Moonshine tiny costs where several share one model, by `python -m mmaccel.speech.bench.many_streams`:
+What a stream of Moonshine tiny costs where several share one model, by `python -m mmaccel.demos.speech.many_streams`:
 {seconds:g} s of human speech for each, from another place on, pushed to `asr.streams(n)` half a second at a time.
 Processor seconds, of a machine that others used too; *alone* are the same streams one after the other; both ways hear
 each half second in turn. *A batch* is how many texts a pass of the decoder served, and pieces a pass of the encoder.

@@ -1,6 +1,6 @@
 """How many words cuts cost: finals for each silence that ends a segment and each tail of it that is heard.
 
-    python -m mmaccel.speech.bench.cuts --output docs/benchmarks/long/speech_cuts
+    python -m mmaccel.demos.speech.cuts --output docs/benchmarks/long/speech_cuts
 
 Defaults are to be chosen by the recordings of the folder in `MMACCEL_RECORDINGS`, and are reported on those of the
 wheel `moonshine-voice`.
@@ -17,12 +17,11 @@ from tqdm import tqdm
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
-
-from ..audio.endpoint import RATE, EndpointPolicy, find_endpoint
-from ..audio.recordings import TEXTS, Recording, load_recordings, own_recordings, word_errors
-from ..families.weights import load
-from ..stream.recognizer import StreamingRecognizer
-from ..stream.transcribe import Transcript, transcribe_samples
+from mmaccel.speech.audio.endpoint import RATE, EndpointPolicy, find_endpoint
+from mmaccel.speech.audio.recordings import TEXTS, Recording, load_recordings, own_recordings, word_errors
+from mmaccel.speech.families.weights import load
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.transcribe import Transcript, transcribe_samples
 
 SILENCES = (0.3, EndpointPolicy.silence, 0.5, 0.8)  # seconds
 TAILS = (0.1, EndpointPolicy.tail, 0.3)  # seconds; none is longer than its silence
@@ -33,7 +32,7 @@ SETS = {
 }
 INTRO = """
 Word error rates of Moonshine tiny's finals when other silences end a segment, and more or less of them belongs to it
-(the defaults are {silence:g} s and {tail:g} s), by `python -m mmaccel.speech.bench.cuts`. In brackets how many segments
+(the defaults are {silence:g} s and {tail:g} s), by `python -m mmaccel.demos.speech.cuts`. In brackets how many segments
 there were, and processor seconds for each second of audio, on a machine that others used too. *Rejoined*
 segments are decoded again with those before them up to {rejoin:g} s, where only a breath is between
 (`StreamingRecognizer(rejoin={rejoin:g})`). *The recordings to choose by*: {others:.0f} s, {others_words} words,

@@ -1,6 +1,6 @@
 """What compressed caches cost in quality, beside the presses of NVIDIA's kvpress on equal prompts.
 
-    python -m mmaccel.vlm.bench.compressed_caches --output docs/benchmarks/long/compressed_caches
+    python -m mmaccel.demos.vlm.compressed_caches --output docs/benchmarks/long/compressed_caches
 
 `MMACCEL_KVPRESS` names the Python of an environment with kvpress (`pip install kvpress gguf`): its transformers is
 older than ours. Without it ours are measured alone.
@@ -24,9 +24,10 @@ import mmaccel
 from mmaccel.bench import pages
 from mmaccel.comparison import results
 from mmaccel.errors import SettingError
+from mmaccel.vlm.bench import language_tasks
+from mmaccel.vlm.decoder.compress_kv import CompressKV
 
-from ..decoder.compress_kv import CompressKV
-from . import kvpress_rival, language_tasks
+from . import kvpress_rival
 
 PYTHON = "MMACCEL_KVPRESS"  # environment variable with the Python of an environment that has kvpress
 KEEP = 0.1
@@ -34,7 +35,7 @@ ANSWER = 12  # tokens of an answer about a needle
 WAYS: dict[str, tuple[CompressKV, ...]] = {"plain": (), str(CompressKV(budget=KEEP)): (CompressKV(budget=KEEP),)}
 HEADINGS = ("by", "way", "loss", "added", "added, worst text", "found")
 INTRO = """
-By `python -m mmaccel.vlm.bench.compressed_caches`: {model} in float32 reads prompts of {length} tokens, of which
+By `python -m mmaccel.demos.vlm.compressed_caches`: {model} in float32 reads prompts of {length} tokens, of which
 {keep:.0%} are kept. *Loss* is nats per token over the next {new} tokens, on {texts} texts; *found* is of numbers
 planted in others, of {needle_length} tokens, since the model itself misses some in longer ones. Ours, and presses of
 *kvpress* with their own defaults, by that package and the transformers that it needs, on the same tokens: its plain row

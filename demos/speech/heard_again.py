@@ -1,6 +1,6 @@
 """What a second hearing changes: texts that look like a loop, and short segments with what is before them.
 
-    python -m mmaccel.speech.bench.heard_again --output docs/benchmarks/long/speech_heard_again
+    python -m mmaccel.demos.speech.heard_again --output docs/benchmarks/long/speech_heard_again
 
 Whole transcripts of the recordings of `mmaccel bench speech --full`, clean and in noise.
 """
@@ -16,13 +16,14 @@ from tqdm import tqdm
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.speech.audio.recordings import Recording, all_recordings
+from mmaccel.speech.decoding import loops
+from mmaccel.speech.families.adapter import Encoded
+from mmaccel.speech.families.weights import load
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.transcribe import transcribe_samples
 
-from ..audio.recordings import Recording, all_recordings, in_noise
-from ..decoding import loops
-from ..families.adapter import Encoded
-from ..families.weights import load
-from ..stream.recognizer import StreamingRecognizer
-from ..stream.transcribe import transcribe_samples
+from .altered_recordings import in_noise
 from .cuts import REJOIN, figures
 from .listening import LOUD, SEED
 
@@ -31,7 +32,7 @@ INTRO = """
 Word error rates of whole transcripts where nothing is heard again (*once*), where texts that compress more than
 {ratio:g} times are, with all that the encoder can be given (*loops again*, the default), and where short segments are
 decoded with those before them up to {rejoin:g} s as well (*rejoined*, `StreamingRecognizer(rejoin={rejoin:g})`). By
-`python -m mmaccel.speech.bench.heard_again` on {seconds:.0f} s of human speech, {words} words: {names}; those that are
+`python -m mmaccel.demos.speech.heard_again` on {seconds:.0f} s of human speech, {words} words: {names}; those that are
 no file of the wheel `moonshine-voice` are of a folder that is not shipped. *Noise* is pink, {loud} dB quieter than the
 speech. In brackets processor seconds for each second of audio, on a machine that others used too. What
 Moonshine's encoder is given is always all, so that a loop of it stays. The rows, with the errors of each recording, are

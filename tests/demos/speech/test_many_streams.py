@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mmaccel.comparison import results
+from mmaccel.demos.speech import first_sound, many_streams
 from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
-from mmaccel.speech.bench import first_sound, many_streams
 from mmaccel.speech.stream.recognizer import StreamingRecognizer
 
 

@@ -12,8 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmaccel.cache.argument import cache_of
 from mmaccel.comparison import results
+from mmaccel.demos.vlm import compressed_caches, kvpress_rival
 from mmaccel.errors import SettingError
-from mmaccel.vlm.bench import compressed_caches, kvpress_rival, language_tasks
+from mmaccel.vlm.bench import language_tasks
 from mmaccel.vlm.bench.language_tasks import Needle
 
 LENGTH, NEW = 24, 5

@@ -1,6 +1,6 @@
 """Minutes of human speech, clean, in noise and without pauses, to our streams and to others, on the same recordings.
 
-    python -m mmaccel.speech.bench.listening --output docs/benchmarks/long/speech_listening
+    python -m mmaccel.demos.speech.listening --output docs/benchmarks/long/speech_listening
 
 Ours with both models, moonshine-voice, and whisper_streaming as published where the environment variable
 `MMACCEL_WHISPER_STREAMING` names a clone of it. Recordings as of `mmaccel bench speech --full`.
@@ -17,16 +17,17 @@ from tqdm import tqdm
 
 from mmaccel.bench import pages
 from mmaccel.comparison import results
+from mmaccel.speech.audio.endpoint import RATE, find_endpoint
+from mmaccel.speech.audio.recordings import Recording, all_recordings
+from mmaccel.speech.bench.benchmark import moonshine_voice_row, offline_row, stream_row, streamed, streaming
+from mmaccel.speech.bench.judged import table as each_recording
+from mmaccel.speech.bench.listeners import MeasuredRecognizer
+from mmaccel.speech.bench.page import heard
+from mmaccel.speech.bench.playback import listen
+from mmaccel.speech.bench.stream_tables import STREAMS, streams
+from mmaccel.speech.families.weights import load
 
-from ..audio.endpoint import RATE, find_endpoint
-from ..audio.recordings import Recording, all_recordings, in_noise, without_pauses
-from ..families.weights import load
-from .benchmark import moonshine_voice_row, offline_row, stream_row, streamed, streaming
-from .judged import table as each_recording
-from .listeners import MeasuredRecognizer
-from .page import heard
-from .playback import listen
-from .stream_tables import STREAMS, streams
+from .altered_recordings import in_noise, without_pauses
 from .whisper_streaming import WhisperStreamingListener, published
 
 MODELS = ("moonshine-tiny", "whisper-tiny.en")
@@ -39,7 +40,7 @@ CONDITIONS = {
 }
 INTRO = """
 {seconds:.0f} s of human speech: {heard}. Of these, {noise:.0f} s again in noise, and {shortened:.0f} s again without
-pauses. By `python -m mmaccel.speech.bench.listening`: one short run, in CPU seconds, on a machine
+pauses. By `python -m mmaccel.demos.speech.listening`: one short run, in CPU seconds, on a machine
 that others used too. *whisper_streaming* is the published code, with the same models as ours as its recogniser, whose
 segments are sentences here; *moonshine-voice* is the package with its own engine and weights of 8 bits. The rows are in
 [speech_listening.json](speech_listening.json).

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from mmaccel.errors import MissingExtraError, SettingError
-
-from ..audio.endpoint import RATE
-from ..families.adapter import Word
-from ..stream.recognizer import StreamingRecognizer
-from ..stream.units import ends_sentence
-from .listeners import UPDATE, Listener
+from mmaccel.speech.audio.endpoint import RATE
+from mmaccel.speech.bench.listeners import UPDATE, Listener
+from mmaccel.speech.families.adapter import Word
+from mmaccel.speech.stream.recognizer import StreamingRecognizer
+from mmaccel.speech.stream.units import ends_sentence
 
 FOLDER = "MMACCEL_WHISPER_STREAMING"  # environment variable with a clone of github.com/ufal/whisper_streaming
 FILE = "whisper_online.py"

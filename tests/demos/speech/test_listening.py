@@ -8,11 +8,12 @@ import scripted_recognizer as scripted
 import torch
 
 from mmaccel.comparison import results
+from mmaccel.demos.speech import cuts, heard_again, listening, pushes, whisper_streaming
+from mmaccel.demos.speech.altered_recordings import in_noise, without_pauses
 from mmaccel.errors import MissingExtraError, SettingError
 from mmaccel.speech import examples
 from mmaccel.speech.audio.endpoint import EnergyEndpoint
-from mmaccel.speech.audio.recordings import Recording, in_noise, without_pauses
-from mmaccel.speech.bench import cuts, heard_again, listening, pushes, whisper_streaming
+from mmaccel.speech.audio.recordings import Recording
 from mmaccel.speech.bench.listeners import MeasuredRecognizer
 from mmaccel.speech.bench.playback import play
 from mmaccel.speech.families import whisper
