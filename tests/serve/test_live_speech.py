@@ -268,6 +268,16 @@ def test_a_bad_message_is_an_error_and_the_stream_goes_on(address, message, said
         assert json.loads(line.recv())["type"] == "input_audio_buffer.cleared"
 
 
+def test_an_error_names_the_message_that_it_is_about(address):
+    with client(address).realtime.connect(model="moonshine-tiny") as line:
+        line.recv()
+        for number in ("mine", 7, None):
+            line.send({"type": "input_audio_buffer.append", "event_id": number, "audio": "##"})
+        line.send({"type": "response.create", "event_id": "next"})
+        errors = [line.recv().error for _ in range(4)]
+    assert [error.event_id for error in errors] == ["mine", None, None, "next"]
+
+
 def test_deepgram_s_messages(address, listener, samples):
     chunks, told = raw(samples, 16_000), []
     path = "/v1/listen?encoding=linear16&sample_rate=16000&interim_results=true&punctuate=true"
