@@ -119,7 +119,7 @@ def test_messages_as_programs_send_them():
         ({"presence_penalty": 0.5}, "presence_penalty=0.5"),
         ({"n": True}, "n=True: this server takes 1 only"),
         ({"logprobs": 0}, "logprobs=0: this server takes False only"),
-        ({"stop": ["."]}, r"stop=\['.'\]"),
+        ({"stop": ["."]}, r"stop=\['.'\]: this server takes \[\] only, or leave it out"),
         ({"tools": [{"type": "function"}]}, "tools="),
         ({"tool_choice": "required"}, "tool_choice='required'"),
         ({"stream_options": {"include_usage": True}}, "stream_options are those of a stream"),
