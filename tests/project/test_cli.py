@@ -264,6 +264,10 @@ def test_an_input_is_not_written_over(tmp_path, capsys, words, hint):
         ("see grid=\npicked", "see --setting\npicked"),
         ("a milder one may do, see grid=", "a milder one may do, see --setting"),
         ("give more rounds= or", "give more --rounds or"),
+        (
+            "copy it again, or read what is there with skip_damaged=True, or repair it",
+            "copy it again, or repair it",
+        ),
         ("video.HeterogeneousSteps(0.5, policy='refresh')", "video.HeterogeneousSteps(0.5, policy='refresh')"),
     ],
 )
