@@ -196,7 +196,7 @@ def test_the_longest_recording(tmp_path):
 def test_of_a_recording_that_is_cut_off_a_visitor_is_told_what_a_visitor_can_do(tmp_path):
     path = sound(tmp_path)
     path.write_bytes(path.read_bytes()[:-1_000])
-    remedy = rf"{path.name} is cut off .*: copy it again, or repair it: ffmpeg -i {path.name} -ar 16000 good.wav$"
+    remedy = rf"{path.name} is cut off .*; copy it again, or repair it: ffmpeg -i {path.name} -ar 16000 good.wav$"
     with pytest.raises(AudioError, match=remedy):
         read_recording(str(path), Limits())
 
