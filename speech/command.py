@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .stream.stream import SpeechStream
     from .stream.transcribe import Transcript
 
+INTERVAL = 0.5  # seconds between two decodings
 WAITING = 36_000  # chunks of the microphone that a slow model lets wait, an hour
 # Policies by what `--policy` calls them, with the classes of `mmaccel.speech`.
 POLICIES = {"align-att": "AlignAtt", "append-only": "AppendOnly", "local-agreement": "LocalAgreement"}
@@ -55,9 +56,8 @@ class SpeechCommand(Command):
         parser.add_argument("--channels", type=whole(1, 64), default=1, help="channels of standard input (default 1)")
         _add_listening(parser)
         interval = number("between 0.1 and 60 seconds", lambda value: 0.1 <= value <= 60)
-        parser.add_argument(
-            "--update-interval", type=interval, default=0.5, help="seconds between two decodings (default 0.5)"
-        )
+        seconds = "seconds between two decodings of --live (default 0.5)"
+        parser.add_argument("--update-interval", type=interval, help=seconds)
 
     def run(self, arguments: argparse.Namespace) -> None:
         """Write down what is said in a file, or on standard input while it is said."""
@@ -69,6 +69,8 @@ class SpeechCommand(Command):
             check_format(arguments.output)
         check_writable(arguments.output)
         is_live = arguments.live or arguments.audio == "-"
+        if arguments.update_interval and not is_live:
+            raise SettingError("--update-interval is for --live: say both, or neither")
         made = _listen(arguments) if is_live else _transcribe(arguments)
         if arguments.output:  # first, since a reader such as `| head` may leave
             made.save(arguments.output)
@@ -171,7 +173,7 @@ def _listen(arguments: argparse.Namespace) -> Transcript:
             live.show(new)
 
     chunks, rate, channels = _heard(arguments)
-    opened = _recognizer(arguments).stream(rate, arguments.update_interval, channels)
+    opened = _recognizer(arguments).stream(rate, arguments.update_interval or INTERVAL, channels)
     with opened as stream, _kept(arguments.output, events, stream):
         if arguments.audio:
             _push_all(chunks, lambda chunk: take(stream.push(chunk)))

@@ -15,6 +15,7 @@ from mmaccel.errors import SettingError
 from .arguments import READER, add_reading, given_regions
 from .batching import DocumentBatching
 
+WRONG = 0.05
 SHARE = number("between 0 and 1", lambda value: 0 <= value <= 1)
 
 
@@ -44,7 +45,7 @@ class DocumentCommand(Command):
             "--regions", type=Path, help='what a light pipeline found: JSON, [{"box": [x, y, x, y], "text": ...}, ...]'
         )
         parser.add_argument(
-            "--wrong", type=SHARE, default=0.05, help="share of wrong words in the regions of --example (default 0.05)"
+            "--wrong", type=SHARE, help=f"share of wrong words in the regions of --example (default {WRONG})"
         )
         add_reading(parser)
 
@@ -65,7 +66,9 @@ class DocumentCommand(Command):
         if arguments.example:
             if arguments.regions:
                 raise SettingError("--example has regions of its own: leave --regions out")
-            page, regions = example(arguments.wrong)
+            page, regions = example(WRONG if arguments.wrong is None else arguments.wrong)
+        elif arguments.wrong is not None:
+            raise SettingError("--wrong is for the regions of --example: leave it out")
         else:
             page = read_picture(arguments.page)
             regions = read_regions(arguments.regions) if arguments.regions else []

@@ -25,7 +25,8 @@ from .input.processed import for_model, processed
 from .input.read_video import VideoFrames
 
 COLDEST = 1e-4  # temperature below which words are the likeliest ones, as far as numbers go
-USAGE = {"include_usage"}
+STREAM_OPTIONS = {"include_usage", "include_obfuscation"}  # the second adds noise to each event, which none has here
+WHO = ("user", "safety_identifier", "prompt_cache_key")  # asks: the latter two are OpenAI's names for the first now
 # Values of OpenAI's fields that ask for nothing: many clients send them with every request, and no others are taken.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -43,6 +44,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "metadata": ({},),
     "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
 }
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
 USUAL = 4_096  # tokens at most where none are asked for: models end before, or repeat themselves while others wait
@@ -100,7 +102,8 @@ class ChatEndpoint(Endpoint[Chat]):
         seed = fields.whole("seed", 0, LARGEST_SEED)
         streams = fields.flag("stream")
         usage = _usage_asked(fields.take("stream_options"), streams)
-        fields.take("user")
+        for name in WHO:
+            fields.take(name)
         for name, taken in NEUTRAL.items():
             fields.only(name, *taken)
         fields.end()
@@ -224,7 +227,8 @@ def _usage_asked(options: Any, streams: bool) -> bool:
         return False
     if not streams:
         raise SettingError("stream_options are those of a stream: leave them out, or send stream=true too")
-    asked = options.get("include_usage", False) if isinstance(options, dict) and options.keys() <= USAGE else None
+    is_known = isinstance(options, dict) and options.keys() <= STREAM_OPTIONS and not options.get("include_obfuscation")
+    asked = options.get("include_usage", False) if is_known else None
     if not isinstance(asked, bool):
         raise SettingError(f'stream_options={shown(options)}: send {{"include_usage": true}}, or leave it out')
     return asked

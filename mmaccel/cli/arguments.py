@@ -27,6 +27,7 @@ OPTIONS = {  # advice in the words of Python, and in those of the command line
     r"\bpass endpoint=speech\.\w+\(longest=([\d.]+)\)": r"say --longest \1",
     r"\bgrid=(?=[,;.\s]|$)": "--setting",
     r"\bmore rounds=(?= )": "more --rounds",
+    r" or read what is there with skip_damaged=True,": "",  # which no command has
 }
 
 

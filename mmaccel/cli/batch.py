@@ -22,8 +22,8 @@ from .model_arguments import add_model
 ABOUT = "Make many items with one model, accelerated. Each output appears once, and whole."
 MORE = (
     "INPUT is a folder of files ({files}), or a .jsonl or .parquet list with a row for each item. A row has `{field}`;"
-    " it may have a `key`, which names its output (default: the number of the row), and options of its own, such as"
-    " {options}. The same command again goes on where it was stopped, by whatever, and tries again what failed."
+    " it may have a `key`, which names its output (default: the number of the row){options}. The same command again"
+    " goes on where it was stopped, by whatever, and tries again what failed."
 )
 WIDTH = 78  # characters of a line: argparse wraps no description beside examples
 EXAMPLES = """examples:
@@ -60,7 +60,8 @@ def add_parser(commands: Any) -> None:
 def _about(batching: Batching) -> str:
     parser = argparse.ArgumentParser(add_help=False)
     batching.add_item(parser)
-    options = ", ".join(f"`{name}`" for name in vars(parser.parse_args([]))) or "none here"
+    names = ", ".join(f"`{name}`" for name in vars(parser.parse_args([])))
+    options = f", and options of its own, such as {names}" if names else ""
     more = MORE.format(field=batching.field, files=", ".join(batching.reads or (TEXT,)), options=options)
     return f"{ABOUT}\n\n{textwrap.fill(more, WIDTH, break_long_words=False, break_on_hyphens=False)}"
 

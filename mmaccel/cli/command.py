@@ -145,7 +145,7 @@ def _add_rounds(parser: Any, seeded: bool, seeds: int) -> None:
             "--seeds", type=whole(1, RUNS), default=seeds, help=f"number of seeds, counted from 0 (default {seeds})"
         )
         parser.add_argument("--guidance", type=number(), help="guidance scale (default: the model's own)")
-    rounds = "runs of each seed (default: 3 runs in all, or one of each seed)"
+    rounds = "runs of each seed (default: 3 runs in all, or one of each seed)" if seeded else "runs (default 3)"
     parser.add_argument("--rounds", type=whole(1, RUNS), help=rounds)
     parser.add_argument("--no-simple", action="store_true", help="leave out the simple alternative")
 

@@ -52,16 +52,16 @@ def _add_arguments(parser: Any) -> None:
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=names)
     waiting = "requests that may wait; the next one is answered 503 (default 16)"
     parser.add_argument("--waiting", type=whole(1, 1000), default=16, help=waiting)
-    parser.add_argument(
-        "--batch", type=whole(1, COUNT), default=4, help="most rows of a batch of several requests (default 4)"
-    )
-    streams = "live streams that may be open, where the kind has such; the next one is answered 503 (default 8)"
+    rows = "most rows of a batch of several requests for pictures or answers; 1 lets live streams of speech take turns"
+    parser.add_argument("--batch", type=whole(1, COUNT), default=4, help=f"{rows} (default 4)")
+    streams = "live streams of speech that may be open; the next one is answered 503 (default 8)"
     parser.add_argument("--streams", type=whole(1, 1000), default=8, help=streams)
     spread = "put the model into replicas, by Ray: on this machine, or on a cluster at an address such as 10.0.0.5:6379"
     parser.add_argument("--ray", nargs="?", const=HERE, metavar="ADDRESS", help=spread)
     replicas = "replicas with --ray, each with a model of its own; 1-4 adds and drains some as load changes (default 1)"
     parser.add_argument("--replicas", type=count, metavar="N", help=replicas)
-    parser.add_argument("--deadline", type=positive, default=300.0, help="seconds until a 504 (default 300)")
+    deadline = "seconds until a 504, but for clips of `serve video`, which are fetched later (default 300)"
+    parser.add_argument("--deadline", type=positive, default=300.0, help=deadline)
 
 
 def run_serve(arguments: argparse.Namespace) -> None:

@@ -43,10 +43,11 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or (reason := self._refusal(scope)) is None:
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return
+        log.warning("refused: %s", reason)
+        if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            log.warning("refused: %s", reason)
             answer = PlainTextResponse(f"{reason}\n", 403, {"X-Content-Type-Options": "nosniff"})
             await answer(scope, receive, send)
 

@@ -243,7 +243,7 @@ class Fields:
         # for Python, True is 1
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
             named = " or ".join(repr(one) for one in allowed if one is not None)
-            raise SettingError(f"{name}={shown(value)}: this server takes {named} only")
+            raise SettingError(f"{name}={shown(value)}: this server takes {named} only, or leave it out")
 
     def end(self) -> None:
         """Raise if there is a field that nobody took."""

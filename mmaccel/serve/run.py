@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -80,4 +81,10 @@ def serve(
 
 def configured(server: Server, **other: Any) -> uvicorn.Config:
     """How uvicorn runs a server, apart from other settings."""
+    logging.getLogger("uvicorn.error").addFilter(_is_true)
     return uvicorn.Config(server.app, **{**UVICORN, **other})
+
+
+def _is_true(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's log is one: a websocket that is answered by an error counts there as forgotten."""
+    return "without completing handshake" not in record.getMessage()

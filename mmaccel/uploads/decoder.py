@@ -96,7 +96,7 @@ def audio(asked: Any, answers: Answers) -> None:
     file, options = Path(asked.file), ffmpeg_options(asked)
     check_packets(file, asked, "audio", options, AudioError)
     seconds, count = Fraction(0), 0
-    for samples, rate in module(asked.module).AudioFile(file, options=options):
+    for samples, rate in module(asked.module).AudioFile(file, skip_damaged=None, options=options):
         seconds, count = seconds + Fraction(len(samples), rate), count + len(samples)
         if seconds > asked.audio_seconds:  # a file may announce less than it holds
             raise too_long(file, asked.audio_seconds, AudioError)

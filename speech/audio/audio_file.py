@@ -28,12 +28,13 @@ class AudioFile:
     file
         Any file that FFmpeg reads.
     skip_damaged
-        Whether to use the readable part of a damaged or cut-off file, with silence for the rest of it.
+        Whether to use the readable part of a damaged or cut-off file, with silence for the rest of it. None: as False,
+        where whoever sent the file cannot choose.
     options
         FFmpeg's own, such as which formats it may be in.
     """
 
-    def __init__(self, file: Path, skip_damaged: bool = False, options: dict[str, str] | None = None) -> None:
+    def __init__(self, file: Path, skip_damaged: bool | None = False, options: dict[str, str] | None = None) -> None:
         self.av = required("av", 'reading audio files needs PyAV: pip install "mmaccel[speech]"')
         self.file, self.skip_damaged, self.options = file, skip_damaged, options or {}
         self.seconds = 0.0
@@ -77,8 +78,7 @@ class AudioFile:
             except self.av.FFmpegError as error:
                 if not self.skip_damaged:
                     raise AudioError(
-                        f"{self.file} is damaged after {self.seconds:.2f} s ({error}): copy it again, or read the rest"
-                        " with skip_damaged=True"
+                        f"{self.file} is damaged after {self.seconds:.2f} s ({error}): {self._remedy}"
                     ) from error
 
     def _silence(self, container: Any, frame: Any) -> Iterator[np.ndarray]:
@@ -108,10 +108,13 @@ class AudioFile:
         missing = 0 if header is None else header.missing
         if not self.skip_damaged and (short or missing):
             lacks = f"its header says that {missing} more bytes follow; " if missing else ""
-            raise AudioError(
-                f"{self.file} is cut off after {self.seconds:.2f} s: {lacks}copy it again, or read what is there"
-                f" with skip_damaged=True, or repair it: ffmpeg -i {self.file.name} -ar 16000 good.wav"
-            )
+            raise AudioError(f"{self.file} is cut off after {self.seconds:.2f} s: {lacks}{self._remedy}")
+
+    @property
+    def _remedy(self) -> str:
+        """What can be done about a damaged file."""
+        skip = "" if self.skip_damaged is None else " or read what is there with skip_damaged=True,"
+        return f"copy it again,{skip} or repair it: ffmpeg -i {self.file.name} -ar 16000 good.wav"
 
     def _mixed(self, frame: Any) -> np.ndarray:
         """Samples of a frame as float32, the mean of its channels."""

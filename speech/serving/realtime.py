@@ -36,13 +36,7 @@ async def talk(connection: Connection, recognizer: StreamingRecognizer, name: st
     conversation = RealtimeConversation(recognizer, name)
     await connection.give(conversation.event("session.created", session=conversation.session))
     while True:
-        message = await connection.take()
-        try:
-            events = await run_in_threadpool(conversation.take, message)
-        except MmaccelError as error:
-            told = {"type": "invalid_request_error", "message": str(error), "code": None, "param": None}
-            events = [conversation.event("error", error=told)]
-        for event in events:
+        for event in await run_in_threadpool(conversation.take, await connection.take()):
             await connection.give(event)
 
 
@@ -76,8 +70,17 @@ class RealtimeConversation:
         return {"type": kind, "event_id": _number("event"), **more}
 
     def take(self, message: str | bytes) -> list[dict[str, Any]]:
-        """Answers to a message; raises a `MmaccelError` that says what is wrong with it."""
-        kind, held = _read(message)
+        """Answers to a message; where something is wrong with it, an error that names it by the client's own number."""
+        asked: dict[str, Any] = {}
+        try:
+            asked = _read(message)
+            return self._answered(*_held(asked))
+        except MmaccelError as error:
+            number = asked.get("event_id")
+            told = {"type": "invalid_request_error", "message": str(error), "code": None, "param": None}
+            return [self.event("error", error={**told, "event_id": number if isinstance(number, str) else None})]
+
+    def _answered(self, kind: str, held: Any) -> list[dict[str, Any]]:
         if kind == APPEND:
             return self._answers(self._listening.push(_samples(held)))
         if kind == COMMIT:
@@ -146,14 +149,18 @@ class RealtimeConversation:
         self._item, self._sent, self._texts = _number("item"), "", []
 
 
-def _read(message: str | bytes) -> tuple[str, Any]:
-    """The type of a message, and what it holds."""
+def _read(message: str | bytes) -> dict[str, Any]:
     try:
         asked = json.loads(message)
     except (ValueError, RecursionError) as error:
         raise SettingError(f"a message is no JSON: {error}") from None
     if not isinstance(asked, dict):
         raise SettingError("a message is no JSON object: send {...}")
+    return asked
+
+
+def _held(asked: dict[str, Any]) -> tuple[str, Any]:
+    """The type of a message, and what it holds."""
     fields = Fields(asked)
     kind, _ = fields.take("type"), fields.take("event_id")
     if kind not in list(HOLDS):

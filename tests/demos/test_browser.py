@@ -114,6 +114,8 @@ def test_the_canvas_tab_starts_from_a_card_or_an_upload(visit, tmp_path):
     panel.get_by_text("both measured").wait_for()
     assert panel.locator(".difference p").inner_text().startswith("Same answer, word for word: row")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    shown, buttons = (panel.locator(f".plot {part}").bounding_box() for part in ("img", ".icon-button-wrapper"))
+    assert buttons["y"] + buttons["height"] <= shown["y"], "they hide no words"
     (tmp_path / "broken.png").write_bytes(b"\x89PNG" + bytes(100))
     panel.get_by_label("Remove Image").first.click()
     panel.locator("input[type=file]").set_input_files(tmp_path / "broken.png")

@@ -193,6 +193,14 @@ def test_the_longest_recording(tmp_path):
         read_recording(path, Limits(audio_seconds=0.999))
 
 
+def test_of_a_recording_that_is_cut_off_a_visitor_is_told_what_a_visitor_can_do(tmp_path):
+    path = sound(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1_000])
+    remedy = rf"{path.name} is cut off .*; copy it again, or repair it: ffmpeg -i {path.name} -ar 16000 good.wav$"
+    with pytest.raises(AudioError, match=remedy):
+        read_recording(str(path), Limits())
+
+
 def test_samples_of_all_channels_are_bounded(tmp_path):
     path = str(sound(tmp_path, "flac", 0.5, 96_000, "7.1"))
     most = 96_000 * 4

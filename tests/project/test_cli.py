@@ -55,6 +55,22 @@ def test_help_has_examples_of_its_own(capsys, kind):
     assert all(line.startswith(own) for line in examples)
 
 
+@pytest.mark.parametrize(
+    ("words", "without"),
+    (
+        (["compare", "canvas"], "seed"),
+        (["tune", "speech"], "seed"),
+        (["batch", "speech"], "options of its own"),
+        (["batch", "image"], "none here"),
+    ),
+)
+def test_help_tells_of_nothing_that_a_kind_does_not_have(capsys, words, without):
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--help"])
+    shown = capsys.readouterr().out.split("examples:")[0]
+    assert "options:" in shown and without not in " ".join(shown.split())
+
+
 def test_picture_and_plan(tmp_path, capsys):
     plan = tmp_path / "plan.json"
     code, out = run(capsys, "plan", "--method", "ZipAR:window=2", "-o", str(plan))
@@ -209,6 +225,7 @@ def test_a_device_that_is_not_there(tmp_path, capsys):
         (["vlm", "{}/x.mp4", "what?", "--frames", "-3"], "--frames -3: it must be"),
         (["vlm", "{}/x.mp4", "what?", "--max-new-tokens", "1e9"], "--max-new-tokens 1e9: it must be"),
         (["speech", "{}/x.wav", "--rate", "0"], "--rate 0: it must be"),
+        (["document", "{}/x.png", "--wrong", "0.2"], "--wrong is for the regions of --example"),
     ],
 )
 def test_messages_name_options_before_anything_is_loaded(tmp_path, capsys, monkeypatch, words, hint):
@@ -264,6 +281,10 @@ def test_an_input_is_not_written_over(tmp_path, capsys, words, hint):
         ("see grid=\npicked", "see --setting\npicked"),
         ("a milder one may do, see grid=", "a milder one may do, see --setting"),
         ("give more rounds= or", "give more --rounds or"),
+        (
+            "copy it again, or read what is there with skip_damaged=True, or repair it",
+            "copy it again, or repair it",
+        ),
         ("video.HeterogeneousSteps(0.5, policy='refresh')", "video.HeterogeneousSteps(0.5, policy='refresh')"),
     ],
 )

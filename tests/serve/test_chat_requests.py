@@ -85,12 +85,22 @@ NEUTRAL = {
     "logit_bias": {},
     "top_p": 1,
     "user": "someone",
+    "safety_identifier": "someone",
+    "prompt_cache_key": "of one",
+    "verbosity": "medium",
 }
 
 
 def test_values_that_ask_for_nothing_are_taken():
     neutral, plain = parsed(**NEUTRAL, max_completion_tokens=9, max_tokens=9), parsed(max_tokens=9)
     assert (neutral.sampling, neutral.group) == (plain.sampling, plain.group)
+
+
+def test_a_stream_without_noise_is_what_all_are():
+    options = {"include_usage": True, "include_obfuscation": False}
+    assert parsed(stream=True, stream_options=options).tells_usage
+    with pytest.raises(SettingError, match="stream_options="):
+        parsed(stream=True, stream_options={"include_obfuscation": True})
 
 
 def test_words_are_drawn_where_some_are_cut_off():
@@ -119,7 +129,7 @@ def test_messages_as_programs_send_them():
         ({"presence_penalty": 0.5}, "presence_penalty=0.5"),
         ({"n": True}, "n=True: this server takes 1 only"),
         ({"logprobs": 0}, "logprobs=0: this server takes False only"),
-        ({"stop": ["."]}, r"stop=\['.'\]"),
+        ({"stop": ["."]}, r"stop=\['.'\]: this server takes \[\] only, or leave it out"),
         ({"tools": [{"type": "function"}]}, "tools="),
         ({"tool_choice": "required"}, "tool_choice='required'"),
         ({"stream_options": {"include_usage": True}}, "stream_options are those of a stream"),

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import logging
 import math
 import queue
 import re
@@ -10,6 +11,7 @@ import threading
 from collections import deque
 from types import SimpleNamespace
 
+import httpx
 import pytest
 import torch
 from listening import client, listening
@@ -268,6 +270,16 @@ def test_a_bad_message_is_an_error_and_the_stream_goes_on(address, message, said
         assert json.loads(line.recv())["type"] == "input_audio_buffer.cleared"
 
 
+def test_an_error_names_the_message_that_it_is_about(address):
+    with client(address).realtime.connect(model="moonshine-tiny") as line:
+        line.recv()
+        for number in ("mine", 7, None):
+            line.send({"type": "input_audio_buffer.append", "event_id": number, "audio": "##"})
+        line.send({"type": "response.create", "event_id": "next"})
+        errors = [line.recv().error for _ in range(4)]
+    assert [error.event_id for error in errors] == ["mine", None, None, "next"]
+
+
 def test_deepgram_s_messages(address, listener, samples):
     chunks, told = raw(samples, 16_000), []
     path = "/v1/listen?encoding=linear16&sample_rate=16000&interim_results=true&punctuate=true"
@@ -424,6 +436,22 @@ def test_what_is_not_taken_is_refused_before_it_is_opened(address, path, more, s
         socket(address, path, **more)
     response = refused.value.response
     assert response.status_code == status and said in response.body.decode()
+
+
+def test_the_log_calls_no_refusal_a_fault(address, caplog, monkeypatch):
+    log = logging.getLogger("uvicorn.error")
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    with caplog.at_level(logging.INFO, log.name):
+        with pytest.raises(InvalidStatus, match="400"):
+            socket(address, "/v1/listen")
+        with pytest.raises(InvalidStatus, match="403"):
+            socket(address, RAW, additional_headers={"Origin": "http://evil.example"})
+        httpx.get(f"{address}/health")  # behind the ends of both
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [line for level, line in lines if level in ("WARNING", "ERROR")] == [
+        "refused: this request comes from a page of another site: open the server itself"
+    ]
+    assert any("WebSocket /v1/listen" in line for _, line in lines), "uvicorn's lines were looked at"
 
 
 # As the plugin for LiveKit Agents has it.

@@ -236,6 +236,7 @@ def test_an_error_before_anything_is_heard_leaves_the_file_alone(model, tmp_path
         (["missing.wav"], "missing.wav"),
         (["WAV", "-o", "talk.txt"], ".srt, .vtt, .json"),
         (["WAV", "--update-interval", "0"], "--update-interval 0"),
+        (["WAV", "--update-interval", "2"], "--update-interval is for --live"),
         (["missing.wav", "--update-interval", "0"], "--update-interval 0"),
         (["WAV", "--silence", "0"], "silence"),
         (["WAV", "--policy", "append-only"], "say --policy local-agreement"),

@@ -196,6 +196,7 @@ def heat_map() -> gr.Image:
         visible=False,
         format="png",
         buttons=["download", "fullscreen"],
+        elem_classes="plot",
     )
 
 
