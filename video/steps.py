@@ -116,7 +116,7 @@ class RunFollower:
         """Begin a run of the steps that the scheduler has now."""
         self.timestep, self.branches, self.is_own = math.nan, Branches(), False
         given = self.session.memory.get(END) if self.is_called else None  # to a pipeline that does not keep it
-        levels = made_levels(self.scheduler, getattr(self.session.target, END, given))
+        levels = made_levels(self.scheduler, getattr(self.session.target, END, given), self.session.target)
         self.stepper = None if self.swapped else self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
