@@ -38,10 +38,10 @@ REPEATS = (
 
 
 class Stepper:
-    """A method's part in one run; :func:`.following.follow` creates a new one for each."""
+    """A method's part in one run; :func:`.following.follow` creates a new one for each. `churns`: steps draw noise."""
 
     def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
-        self.session, self.report, self.run = session, session.report, run
+        self.session, self.report, self.run, self.churns = session, session.report, run, False
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         """Answer a forward pass; by default it runs."""
@@ -220,6 +220,7 @@ class RunFollower:
         output, sample = given.pop("model_output"), given.pop("sample")
         names, given = known[: len(args)], drawn_once(known, given, output)
         rest = args[len(names) :]  # a step that may be made again keeps no more than it needs
+        stepper.churns = bool(given.get("s_churn"))
 
         def make(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
             whole = {**given, "model_output": velocity, "sample": sample}
