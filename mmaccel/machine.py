@@ -6,11 +6,11 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from importlib import metadata
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,6 +93,24 @@ def with_autocast(work: Callable[P, R]) -> Callable[P, R]:
             return work(*args, **kwargs)
 
     return within
+
+
+def unrounded(kind: str = "cpu") -> AbstractContextManager[Any]:
+    """A block whose products are in float32 where their factors are, whatever autocast its caller runs under.
+
+    `kind` is that of the device they are made on.
+
+    Examples
+    --------
+    >>> import torch
+    >>> with torch.autocast("cpu", torch.bfloat16), unrounded():
+    ...     print((torch.ones(1, 2) @ torch.ones(2, 1)).dtype)
+    torch.float32
+    """
+    import torch
+
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # not of tensors without data
+    return torch.autocast(kind, enabled=False) if is_on else nullcontext()
 
 
 def _accelerator() -> str:

@@ -21,6 +21,9 @@ TRAINED = 1000  # timesteps that samplers count down from
 # Which make a step in two, at both of its ends, and look back no further.
 HEUN = ("HeunDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 
+# Pipelines that leave the last timestep out with every sampler.
+LEAVING_LAST = ("LTXI2VLongMultiPromptPipeline",)
+
 # Samplers whose step is a function of their state and of what they are given, with nothing drawn.
 REPEATABLE = (
     "FlowMatchEulerDiscreteScheduler",
@@ -52,14 +55,14 @@ def drawn_once(names: tuple[str, ...], given: dict[str, Any], output: torch.Tens
     return {**given, "generator": None, "variance_noise": noise}
 
 
-def made_levels(scheduler: Any, end: Any = None) -> list[float]:
+def made_levels(scheduler: Any, end: Any = None, pipe: Any = None) -> list[float]:
     """Noise levels of the steps that a pipeline makes: fewer where another, such as a refiner, is to `end` the run."""
-    return levels_of(scheduler)[: _made_steps(scheduler, end) + 1]
+    return levels_of(scheduler)[: _made_steps(scheduler, end, pipe) + 1]
 
 
-def _made_steps(scheduler: Any, end: Any) -> int:
+def _made_steps(scheduler: Any, end: Any, pipe: Any) -> int:
     times = scheduler.timesteps
-    if is_ancestral_flow(scheduler):  # whose last timestep is where the last step ends
+    if is_ancestral_flow(scheduler) or is_one_of(LEAVING_LAST, pipe):
         return len(times) - 1
     if not isinstance(end, float) or not 0 < end < 1:
         return len(times)
@@ -138,7 +141,7 @@ def is_flow(scheduler: Any) -> bool:
 
 
 def is_ancestral_flow(scheduler: Any) -> bool:
-    """Whether it is LTX's sampler of flow matching that draws noise, of which pipelines leave the last timestep out."""
+    """Whether it is LTX's sampler of flow matching that draws noise. Its last timestep is where the last step ends."""
     return is_one_of(("LTXEulerAncestralRFScheduler",), scheduler)
 
 

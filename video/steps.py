@@ -38,10 +38,10 @@ REPEATS = (
 
 
 class Stepper:
-    """A method's part in one run; :func:`.following.follow` creates a new one for each."""
+    """A method's part in one run; :func:`.following.follow` creates a new one for each. `churns`: steps draw noise."""
 
     def __init__(self, session: PipelineSession, run: SamplerRun) -> None:
-        self.session, self.report, self.run = session, session.report, run
+        self.session, self.report, self.run, self.churns = session, session.report, run, False
 
     def forward(self, denoiser: torch.nn.Module, forward: Forward, args: Any, kwargs: Any) -> Any:
         """Answer a forward pass; by default it runs."""
@@ -116,7 +116,7 @@ class RunFollower:
         """Begin a run of the steps that the scheduler has now."""
         self.timestep, self.branches, self.is_own = math.nan, Branches(), False
         given = self.session.memory.get(END) if self.is_called else None  # to a pipeline that does not keep it
-        levels = made_levels(self.scheduler, getattr(self.session.target, END, given))
+        levels = made_levels(self.scheduler, getattr(self.session.target, END, given), self.session.target)
         self.stepper = None if self.swapped else self.make(SamplerRun(len(levels) - 1, levels))
 
     def progress_bar(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -220,6 +220,7 @@ class RunFollower:
         output, sample = given.pop("model_output"), given.pop("sample")
         names, given = known[: len(args)], drawn_once(known, given, output)
         rest = args[len(names) :]  # a step that may be made again keeps no more than it needs
+        stepper.churns = bool(given.get("s_churn"))
 
         def make(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
             whole = {**given, "model_output": velocity, "sample": sample}

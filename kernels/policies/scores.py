@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mmaccel.kernels.checks import require
+from mmaccel.machine import unrounded
 
 
 def check_share(name: str, value: Any) -> None:
@@ -35,7 +36,8 @@ def head_scores(q: torch.Tensor, k: torch.Tensor, scale: float | None = None) ->
     """Scaled scores `[B, Hq, M, N]` of `q [B, Hq, M, D]` against `k [B, Hkv, N, D]`, heads grouped contiguously."""
     heads, queries = q.shape[1:3]
     packed = work(q).unflatten(1, (k.shape[1], heads // k.shape[1])).flatten(2, 3)
-    scores = packed @ work(k).transpose(-1, -2)
+    with unrounded(q.device.type):
+        scores = packed @ work(k).transpose(-1, -2)
     return scores.unflatten(2, (-1, queries)).flatten(1, 2) * (q.shape[3] ** -0.5 if scale is None else scale)
 
 

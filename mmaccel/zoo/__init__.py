@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,8 @@ def load(name: str | Path, folder: Path | str | None = None) -> Any:
     UnsupportedTargetError
         If they ask for Python code of their own.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise unknown_name("zoo model", name, names())
     own = like(name) or (name if isinstance(name, str) else None)
     if own is None:
         raise UnknownNameError(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from mmaccel.errors import SettingError, UnsupportedTargetError
+from mmaccel.machine import unrounded
 from mmaccel.method import Advice, Method, is_number, is_share
 from mmaccel.patching import hook, wrap_generate
 from mmaccel.registry import register
@@ -135,7 +136,8 @@ class _Received(threading.local):
         key = key.float()
         total = key.new_zeros(key.shape[0], key.shape[2])
         for head in range(query.shape[1]):
-            scores = query[:, head] @ key[:, head].mT
+            with unrounded(key.device.type):
+                scores = query[:, head] @ key[:, head].mT
             if mask is not None:
                 scores = scores.masked_fill(~mask.bool()[:, None], -torch.inf)
             shares = scores.softmax(-1)

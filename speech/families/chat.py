@@ -13,6 +13,7 @@ from transformers import BatchFeature, DynamicCache
 from mmaccel.adapter import register_adapter
 from mmaccel.cache.argument import cached
 from mmaccel.errors import SettingError, shown
+from mmaccel.machine import unrounded
 from mmaccel.patching import hook
 
 from ..decoding.cross_cache import CrossCache
@@ -20,7 +21,6 @@ from .adapter import Encoded, Passes, Word, WrittenAdapter
 from .languages import AUTO, language_code
 from .rows import CHAT, TranscriptionPrompt
 from .spelled import spread
-from .timed import unrounded
 
 
 @register_adapter

@@ -10,12 +10,13 @@ import torch
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache.argument import cache_name, cache_of, cached
+from mmaccel.machine import unrounded
 
 from ..audio.audio import RATE
 from ..audio.growing_audio import AudioStream
 from ..audio.upsampled import Upsampler
 from .rows import CODEC_FRAMES, MEL_FRAMES
-from .timed import StreamedAdapter, TimedToken, as_states, features_of, unrounded
+from .timed import StreamedAdapter, TimedToken, as_states, features_of
 
 _ONE_PASS = "it draws one token for each frame of audio, so nothing of its text can be drafted"
 

@@ -9,9 +9,10 @@ import torch
 
 from mmaccel.cache.argument import cache_of, cached
 from mmaccel.errors import SettingError
+from mmaccel.machine import unrounded
 
 from ..decoding.transducer_greedy import EmittedToken, TransducerGreedy
-from .timed import as_states, timed, unrounded
+from .timed import as_states, timed
 
 
 class NemotronStream:

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import torch
 from transformers import BatchFeature
 
+from mmaccel.machine import unrounded
+
 from ..audio.growing_audio import AudioStream, GrowingAudio
 from ..decoding.cross_cache import CrossCache
 from ..decoding.gathering import Gathering
@@ -123,13 +125,8 @@ class StreamedAdapter(TimedAdapter):
         return GrowingAudio(self).encode(samples)
 
 
-def unrounded() -> torch.autocast:
-    """What sound is prepared in, whatever autocast the model runs under: extractors cannot take bfloat16."""
-    return torch.autocast("cpu", enabled=False)
-
-
 def features_of(extractor: Any, samples: torch.Tensor, rate: int, model: Any, **options: Any) -> Mapping[str, Any]:
     """What a feature extractor makes of samples `[n]`, on the model's device and in its precision."""
-    with unrounded():
+    with unrounded():  # they cannot take bfloat16
         made = extractor(samples.cpu().numpy(), sampling_rate=rate, return_tensors="pt", **options)
     return BatchFeature(made).to(model.device, model.dtype)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmaccel.machine import unrounded
+
 from ..decoding.projections import split_heads, watched_projections
 
 MEDIAN_WIDTH = 7  # frames of the filter over time, as in OpenAI's Whisper
@@ -38,7 +40,8 @@ def _probabilities(query: torch.Tensor, key: torch.Tensor, head_dim: int) -> tor
     """`[H, L, T]` of projections `[1, L, H * head_dim]` and `[1, T, K * head_dim]`."""
     query, key = (split_heads(states[:1], head_dim)[0].float() for states in (query, key))
     key = key.repeat_interleave(query.shape[0] // key.shape[0], 0)
-    return torch.softmax(query @ key.mT * head_dim**-0.5, -1)
+    with unrounded(query.device.type):
+        return torch.softmax(query @ key.mT * head_dim**-0.5, -1)
 
 
 def sharpened(attention: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from largest_tensor import Largest
 
 from mmaccel.kernels import policies
 from mmaccel.kernels.policies.compress import st_lite
+from mmaccel.kernels.policies.scores import head_scores
 
 NAMES = sorted(policies.COMPRESS)
 KEYS, WINDOW = 100, 8
@@ -327,3 +328,12 @@ def test_bad_settings(policy, settings, name, allowed, value):
 def test_bad_count_in_the_table(name):
     with pytest.raises(ValueError, match=r"^count must be a whole number of at least 2, got 1"):
         policies.COMPRESS[name](Q, K, count=1)
+
+
+def test_scores_are_no_coarser_under_autocast():
+    q, k = draw()
+    history, current = torch.randn(2, 30, 4), torch.randn(2, 10, 4)
+    expected = head_scores(q, k), st_lite.redundancy(history, current)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head_scores(q, k), st_lite.redundancy(history, current)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))

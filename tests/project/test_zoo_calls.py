@@ -58,6 +58,12 @@ def test_a_clip_is_asked_for_with_the_sizes_of_the_model_and_all_else_as_given(m
     assert len(calls) == 3, "refused before any work"
 
 
+@pytest.mark.parametrize("name", (3, None, []), ids=str)
+def test_what_is_no_name_is_told_the_names(name):
+    with pytest.raises(UnknownNameError, match="unknown zoo model .* choose from 'tiny-janus', 'tiny-wan'"):
+        zoo.load(name)
+
+
 def test_captions_of_a_small_world_are_drawn_by_seed_until_there_are_no_more(tmp_path):
     facts = {"names": ["a", "b"], "motions": {"stays": False, "goes": True}, "backgrounds": ["red", "blue"]}
     (tmp_path / "training.json").write_text(json.dumps(facts))

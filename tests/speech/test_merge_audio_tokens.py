@@ -213,6 +213,19 @@ def test_importance_is_the_attention_of_the_eager_model(target):
     assert torch.allclose(found.sum(1), torch.ones(2))
 
 
+def test_autocast_changes_no_importance(target):
+    model, inputs = target
+    received = _Received(model.get_encoder().layers[-1].self_attn)
+    with torch.no_grad(), received.watched():
+        model.get_encoder()(next(iter(inputs(2).values())))
+    states, positions = dict(received.states), received.positions
+    expected = received.importance(None)
+    received.states.update(states)
+    received.positions = positions
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(received.importance(None), expected)
+
+
 def test_another_thread_may_call_the_encoder_meanwhile(target):
     """What its tokens receive counts for them alone, and so do they in the report."""
     model, inputs = target

@@ -247,10 +247,14 @@ def test_both_halves_of_a_step_of_heuns_are_followed(build, scheduler):
     assert torch.equal(pipe(**call)[0], plain)
 
 
-def test_the_last_timestep_of_ltxs_ancestral_sampler_is_no_step():
-    """Its pipelines leave it out: it is where the last step ends."""
+@pytest.mark.parametrize(("name", "sampler"), (
+    ("Loop", "LTXEulerAncestralRFScheduler"),
+    ("LTXI2VLongMultiPromptPipeline", "FlowMatchEulerDiscreteScheduler"),
+))  # fmt: skip
+def test_a_last_timestep_that_is_left_out_is_no_step(name, sampler):
+    """With LTX's ancestral sampler it is where the last step ends; one pipeline leaves it out with every sampler."""
 
-    class Ancestral(loop.Loop):
+    class LeavingLast(loop.Loop):
         def __call__(self, start, call):
             self.scheduler.set_timesteps(sigmas=torch.linspace(1, 0, 13))
             self.return_dict, x = False, start[0]
@@ -259,12 +263,13 @@ def test_the_last_timestep_of_ltxs_ancestral_sampler_is_no_step():
             return x
 
     made, start, call = loop.pipeline("LTXVideoTransformer3DModel")
-    pipe = Ancestral(made.transformer, diffusers.LTXEulerAncestralRFScheduler())
+    LeavingLast.__name__ = name
+    pipe = LeavingLast(made.transformer, getattr(diffusers, sampler)())
     with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
         fast(start, call)
         shares, levels = fast.report.details["steps"], video.trace_of(fast).levels
         assert len(shares) == 12 and shares[-1] == 1 and sum(shares) == 6
-        assert levels == pytest.approx(pipe.scheduler.sigmas[:-1].tolist())
+        assert levels == pytest.approx(pipe.scheduler.sigmas[:12].tolist())
     with mmaccel.accelerate(pipe, video.EasyCache(1e6, warmup=2)) as fast:
         fast(start, call)
         assert fast.report.details["computed"][::2] == [1, 1, *[0] * 9, 1]

@@ -1,6 +1,7 @@
 """Heterogeneous steps: what the contract does not see."""
 
 import copy
+import functools
 import itertools
 
 import diffusion_loop as loop
@@ -159,6 +160,23 @@ def test_noise_of_a_step_that_is_made_again_is_drawn_once():
         ends.append(generator.get_state())
         assert ("steps" in settings) == torch.equal(found, plain) and distance(found, plain) < 0.5
     assert torch.equal(*ends)
+
+
+def test_steps_that_are_given_churn_are_not_corrected_and_that_is_said():
+    """Euler's draw noise inside then, which is not told to anyone: made again, they would draw other noise."""
+    pipe, arguments = examples.unet_pipeline()
+    pipe.scheduler, found = EulerDiscreteScheduler(), []
+    for settings in ({"budget": 1.0}, {"correct": True}, {"correct": False}):
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(**settings)) as fast:
+            step, generator = pipe.scheduler.step, torch.Generator().manual_seed(0)
+            pipe.scheduler.step = functools.partial(step, s_churn=5.0)
+            found.append((run(fast, arguments(1, steps=24), generator=generator), generator.get_state()))
+            pipe.scheduler.step = step
+            told = any("not corrected with s_churn of Euler" in text for text in fast.report.warnings)
+            assert told == settings.get("correct", False) and fast.report.engaged == ("correct" in settings)
+    (plain, end), (corrected, other), (left, another) = found
+    assert torch.equal(corrected, left) and torch.equal(end, other) and torch.equal(end, another)
+    assert not torch.equal(left, plain)
 
 
 @pytest.mark.parametrize("sampler", DRAWING)

@@ -6,6 +6,7 @@ import diffusion_loop as loop
 import numpy as np
 import pytest
 import sampled_models
+import torch
 
 import mmaccel
 from mmaccel import video
@@ -228,6 +229,13 @@ def test_velocities_of_one_prompt_at_a_time_are_kept(monkeypatch):
     monkeypatch.setattr(step_solver, "_products", noted)
     record_products(pipe, PROMPTS, {"call": call})
     assert len(seen) == 2 * loop.STEPS and alive == [0, 0]
+
+
+def test_products_are_no_coarser_under_autocast():
+    velocities = list(torch.randn(5, 64, generator=torch.Generator().manual_seed(0)))
+    expected = step_solver._products(velocities)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert np.array_equal(step_solver._products(velocities), expected)
 
 
 def test_a_budget_of_less_than_two_steps_says_which_is_enough():

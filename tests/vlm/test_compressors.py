@@ -539,3 +539,14 @@ def test_frames_of_which_one_patch_differs_do_not_merge():
         assert len(EarlyTom(**settings, alike=alike).merge(x)[0]) == len(second)
     x[3] = x[2]
     assert plan_merges(x, **settings, alike=0.99).second.tolist() == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+def test_autocast_changes_no_choice(cls):
+    """Cosines of tokens that are much alike differ by less than half precision tells."""
+    x, scores, key = video(0, 5, 40, width=32)
+    given = 1 + 0.03 * x, scores, 1 + 0.03 * key
+    kept = run(cls(keep=0.3), *given)
+    with torch.autocast("cpu", torch.bfloat16):
+        again = run(cls(keep=0.3), *given)
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))

@@ -219,6 +219,19 @@ def test_attention_of_the_last_token_leaves_padding_out():
         assert torch.allclose(found[row, start:], scores.softmax(-1).mean(0)) and not found[row, :start].any()
 
 
+def test_autocast_changes_no_cut():
+    """Neither which tokens the last one attends to most, nor which of those that are much alike are merged."""
+    query, key = torch.randn(2, 1, 4, 30, 8, generator=torch.Generator().manual_seed(0))
+    call = AttentionCall(0, query, key, key, None, None, None, None, lambda: query, GenerateRun())
+    given = row(40, visual=range(2, 38))
+    given.hidden = 1 + 0.03 * given.hidden
+    cut, found = by_attention(lambda total: total // 3, merge=True), []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            found.append((_last_attention(call), *cut(given)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_a_second_cut_counts_from_before_the_first():
     """Half of the tokens before layer 2, and a quarter of all, not of that half, before layer 4."""
 

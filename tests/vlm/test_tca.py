@@ -378,6 +378,19 @@ def test_the_reservoir_lets_go_of_the_unsure_and_alike():
     assert len(reservoir) == 0 and reservoir.anchors(0) is None and reservoir.nbytes() == 0
 
 
+def test_autocast_changes_no_vote():
+    tokens, logits = torch.randn(6, 2, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([[9.0, 0.0]])
+    found = []
+    for enabled in (False, True):
+        reservoir = Reservoir(2)
+        reservoir.begin(torch.eye(2))
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            for one in tokens:
+                reservoir.add(1 + 0.03 * one[None], logits)
+            found.append((reservoir.tokens[:, :2], reservoir.votes(tokens, torch.full((2,), 0.5), 5.0)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     (

@@ -84,10 +84,10 @@ class HeterogeneousSteps(DiffusionMethod):
         on. With none of this, `cooldown` and `interval` given, runs of fewer than 10 steps are computed as they are,
         and the report says what helps instead.
     cooldown
-        Full steps at the end. The default is 1.
+        Full steps at the end. The default is 1, and none where distances grow or are equal, see `warmup`.
     interval
         Distance between full steps in the middle of the run; None (default) spreads as many as the budget allows,
-        denser towards both ends.
+        denser towards both ends, or below a budget of a third towards the beginning, see `warmup`.
     fraction
         Share of the tokens that partial steps compute; None (default) or 0 for no partial steps. Otherwise every
         fourth of the skipped steps is partial, or with an `interval` as many as the budget allows. The budget counts

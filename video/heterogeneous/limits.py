@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from .run import HeterogeneousRun
 
 
+UNCORRECTED = (
+    "forecasts are not corrected with {}, whose steps cannot be repeated: mmaccel.compare() shows what that costs,"
+    " beside fewer steps"
+)
+
+
+def leave_uncorrected(run: HeterogeneousRun) -> None:
+    """Correct nothing in this run, as of samplers that draw: its steps are given `s_churn`, and draw noise inside."""
+    for allocation in run.allocations:
+        allocation.replay = None
+    run.warn(UNCORRECTED.format(f"s_churn of {type(run.session.target.scheduler).__name__}"))
+
+
 def warn_of_limits(run: HeterogeneousRun, steps: int) -> None:
     """Warn about the limits of this sampler, or of the `steps` that the run makes."""
     method, scheduler = run.method, run.session.target.scheduler
@@ -29,10 +42,7 @@ def warn_of_limits(run: HeterogeneousRun, steps: int) -> None:
         )
         return
     if method.correct and run.allocation.replay is None:
-        run.warn(
-            f"forecasts are not corrected with {sampler}, whose steps cannot be repeated: mmaccel.compare() shows"
-            " what that costs, beside fewer steps"
-        )
+        run.warn(UNCORRECTED.format(sampler))
     fewer = max(1, round(method.budget * steps))
     if not is_one_step(scheduler) and method.budget * steps < FEWEST:
         run.warn(

@@ -32,7 +32,7 @@ from ..samplers import is_one_step, is_repeatable, straight
 from ..steps import Forward, Stepper, count_forwards
 from ..trace import Trace
 from .clean_samples import by_clean, mixtures
-from .limits import warn_of_limits
+from .limits import leave_uncorrected, warn_of_limits
 from .partial import PartialForward, pinned_tokens
 
 if TYPE_CHECKING:
@@ -226,6 +226,8 @@ class HeterogeneousRun(Stepper):
         run, allocation = self.run, self.allocation
         if run.branch < 0:
             return make(output, sample)
+        if self.churns and allocation.replay is not None:
+            leave_uncorrected(self)
         is_first = not allocation.velocities.is_known
         if is_first:
             denoiser = self.session.adapter.denoisers()[run.expert]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mmaccel.errors import SettingError
+from mmaccel.machine import unrounded
 from mmaccel.stepping.run import SamplerRun
 from mmaccel.stepping.solver import Array, best_steps
 
@@ -93,4 +94,5 @@ def record_products(
 
 def _products(velocities: list[torch.Tensor]) -> Array:
     rows = torch.stack(velocities)
-    return (rows @ rows.T).double().numpy()
+    with unrounded():
+        return (rows @ rows.T).double().numpy()

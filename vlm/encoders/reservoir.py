@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import normalize
 
+from mmaccel.machine import unrounded
 from mmaccel.stepping.tensors import count_bytes
 
 
@@ -68,7 +69,8 @@ class Reservoir:
             self.counts[label] += 1
         else:  # the least sure and most alike goes, which may be the new one
             unit = normalize(held.float().mean(1), dim=-1)
-            alike = ((unit @ unit.T).sum(1) - 1) / self.size
+            with unrounded(unit.device.type):
+                alike = ((unit @ unit.T).sum(1) - 1) / self.size
             gone = (uncertainty + alike).argmax()
             held[gone], uncertainty[gone] = held[self.size].clone(), uncertainty[self.size].clone()
         self.means[label] = held[: self.counts[label]].mean(0)
@@ -97,7 +99,8 @@ class Reservoir:
         """
         held, asked = self.tokens[:, : self.size].float(), normalize(tokens.float(), dim=-1)
         lengths = held.norm(dim=-1).clamp(min=1e-12)  # [C, size, L]
-        cosines = torch.einsum("csld,bld->bcsl", held, asked) / lengths
+        with unrounded(held.device.type):
+            cosines = torch.einsum("csld,bld->bcsl", held, asked) / lengths
         alike = (cosines * shares.to(cosines)).sum(-1)
         counts = torch.tensor(self.counts, device=held.device)
         there = torch.arange(self.size, device=held.device) < counts[:, None]

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from mmaccel.machine import unrounded
+
 from ..decoder.call import AttentionCall, GenerateRun
 from ..decoder.method import DecoderMethod
 from .compressed import Compressed, everything
@@ -87,7 +89,8 @@ class Compressor(DecoderMethod):
         """
         if not features.shape[0] * features.shape[1]:  # such as the second grid of a very thin picture
             return everything(features)
-        return self.shorten(features, scores, key)
+        with unrounded(features.device.type):
+            return self.shorten(features, scores, key)
 
     def shorten(self, features: torch.Tensor, scores: torch.Tensor | None, key: torch.Tensor | None) -> Compressed:
         """The method's own implementation of :meth:`compress`; by default all tokens are kept."""

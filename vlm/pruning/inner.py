@@ -10,6 +10,7 @@ import torch
 
 from mmaccel.cache.argument import cache_of
 from mmaccel.decoding.setting import setting
+from mmaccel.machine import unrounded
 
 from ..decoder.call import AttentionCall, GenerateRun
 from ..decoder.columns import Columns, before_layers
@@ -194,7 +195,9 @@ def late_merging(layers: int, layer: int | None, keep: float) -> dict[int, Cut]:
 def _merged(hidden: torch.Tensor, kept: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """Hidden states in which each kept token is the mean of itself and of the dropped tokens nearest to it."""
     unit = torch.nn.functional.normalize(hidden.float(), dim=-1)
-    owner = torch.cat([torch.arange(len(kept), device=kept.device), (unit[rest] @ unit[kept].T).argmax(1)])
+    with unrounded(unit.device.type):
+        nearest = (unit[rest] @ unit[kept].T).argmax(1)
+    owner = torch.cat([torch.arange(len(kept), device=kept.device), nearest])
     merged = hidden.clone()
     merged[kept] = means(hidden[torch.cat([kept, rest])], owner, len(kept))[0].to(hidden.dtype)
     return merged
@@ -205,7 +208,8 @@ def _last_attention(call: AttentionCall) -> torch.Tensor:
     group = call.query.shape[1] // call.key.shape[1]
     scale = call.query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     query = call.query[:, :, -1].unflatten(1, (-1, group))  # [B, Hkv, group, D]
-    scores = (query.float() @ call.key.float().transpose(2, 3)) * scale
+    with unrounded(query.device.type):
+        scores = (query.float() @ call.key.float().transpose(2, 3)) * scale
     if call.mask is not None:
         scores = scores.masked_fill(~call.mask[:, :1, -1:], float("-inf"))
     return scores.softmax(-1).mean((1, 2))

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from mmaccel.kernels.checks import require
+from mmaccel.machine import unrounded
 
 from ..scores import check_count
 from ..tokens import top
@@ -134,4 +135,5 @@ def _neighbours(values: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 def redundancy(history: torch.Tensor, current: torch.Tensor) -> torch.Tensor:
     """The largest cosine of each token of `history [H, T, D]` to one of `current [H, S, D]`, `[H, T]`."""
     parts = history.split(max(1, AT_ONCE // (len(current) * current.shape[1])), 1)
-    return torch.cat([(part @ current.transpose(1, 2)).amax(-1) for part in parts], 1)
+    with unrounded(history.device.type):
+        return torch.cat([(part @ current.transpose(1, 2)).amax(-1) for part in parts], 1)
