@@ -36,6 +36,9 @@ REPEATABLE = (
     *HEUN,
 )
 
+# Of these, which draw noise inside a step that is given `s_churn`.
+CHURNING = ("EulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
+
 
 def step_names(cls: Any) -> tuple[str, ...]:
     """Names of what a sampler's `step` is given, in order: of the nearest class that names all that it goes by.
@@ -53,6 +56,14 @@ def drawn_once(names: tuple[str, ...], given: dict[str, Any], output: torch.Tens
         return given
     noise = randn_tensor(output.shape, given.get("generator"), output.device, output.dtype)
     return {**given, "generator": None, "variance_noise": noise}
+
+
+def is_churned(scheduler: Any, step: Make, given: dict[str, Any]) -> bool:
+    """Whether a sampler's `step` draws noise inside, as its call or a default of its own asks for."""
+    if not is_one_of(CHURNING, scheduler):
+        return False
+    own = inspect.signature(step).parameters.get("s_churn")
+    return bool(given.get("s_churn", 0.0 if own is None else own.default))
 
 
 def made_levels(scheduler: Any, end: Any = None, pipe: Any = None) -> list[float]:

@@ -26,7 +26,7 @@ from mmaccel.stepping.tensors import change_of_shapes
 from .families.adapter import END, IN_CALLBACK, PipelineSession
 from .families.compiled import AGAIN, refuse_compiled_later
 from .families.families import arguments, latents_of, text_of
-from .samplers import drawn_once, first_step, made_levels, step_names
+from .samplers import drawn_once, first_step, is_churned, made_levels, step_names
 
 Forward = Callable[..., Any]
 IDLE = ("reused nothing: ", "are too few to forecast any")  # in warnings of runs that came to nothing
@@ -220,7 +220,7 @@ class RunFollower:
         output, sample = given.pop("model_output"), given.pop("sample")
         names, given = known[: len(args)], drawn_once(known, given, output)
         rest = args[len(names) :]  # a step that may be made again keeps no more than it needs
-        stepper.churns = bool(given.get("s_churn"))
+        stepper.churns = is_churned(self.scheduler, original, given)
 
         def make(velocity: torch.Tensor, sample: torch.Tensor) -> Any:
             whole = {**given, "model_output": velocity, "sample": sample}

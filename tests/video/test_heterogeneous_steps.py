@@ -162,21 +162,45 @@ def test_noise_of_a_step_that_is_made_again_is_drawn_once():
     assert torch.equal(*ends)
 
 
-def test_steps_that_are_given_churn_are_not_corrected_and_that_is_said():
+@pytest.mark.parametrize("is_before", (True, False), ids=("before the session", "in the session"))
+def test_steps_that_are_given_churn_are_not_corrected_and_that_is_said(is_before):
     """Euler's draw noise inside then, which is not told to anyone: made again, they would draw other noise."""
     pipe, arguments = examples.unet_pipeline()
     pipe.scheduler, found = EulerDiscreteScheduler(), []
-    for settings in ({"budget": 1.0}, {"correct": True}, {"correct": False}):
+    sampler = pipe.scheduler
+
+    def churn():
+        sampler.step = functools.partial(sampler.step, s_churn=5.0)
+
+    cases = {"budget": 1.0}, {"correct": True}, {"correct": False}, {"tolerance": 1.0}
+    for settings in cases:
+        plain = sampler.step
+        if is_before:
+            churn()
         with mmaccel.accelerate(pipe, HeterogeneousSteps(**settings)) as fast:
-            step, generator = pipe.scheduler.step, torch.Generator().manual_seed(0)
-            pipe.scheduler.step = functools.partial(step, s_churn=5.0)
+            if not is_before:
+                within, _ = sampler.step, churn()
+            generator = torch.Generator().manual_seed(0)
             found.append((run(fast, arguments(1, steps=24), generator=generator), generator.get_state()))
-            pipe.scheduler.step = step
-            told = any("not corrected with s_churn of Euler" in text for text in fast.report.warnings)
-            assert told == settings.get("correct", False) and fast.report.engaged == ("correct" in settings)
-    (plain, end), (corrected, other), (left, another) = found
-    assert torch.equal(corrected, left) and torch.equal(end, other) and torch.equal(end, another)
-    assert not torch.equal(left, plain)
+            told = " ".join(fast.report.warnings)
+            assert ("not corrected with s_churn of Euler" in told) == settings.get("correct", False)
+            assert ("nothing tells whether tolerance= is kept" in told) == ("tolerance" in settings)
+            assert fast.report.engaged == ("correct" in settings)
+            if not is_before:
+                sampler.step = within
+        sampler.step = plain
+    (whole, end), (corrected, other), (left, another), (watched, last) = found
+    assert torch.equal(corrected, left) and all(torch.equal(end, state) for state in (other, another, last))
+    assert not torch.equal(left, whole) and torch.equal(watched, whole)
+
+
+def test_few_steps_that_are_all_computed_need_no_correction():
+    pipe, arguments = examples.unet_pipeline()
+    pipe.scheduler = EulerDiscreteScheduler()
+    pipe.scheduler.step = functools.partial(pipe.scheduler.step, s_churn=5.0)
+    with mmaccel.accelerate(pipe, HeterogeneousSteps()) as fast:
+        run(fast, arguments(1, steps=6), generator=torch.Generator().manual_seed(0))
+        assert len(fast.report.warnings) == 1 and "6 steps are too few" in fast.report.warnings[0]
 
 
 @pytest.mark.parametrize("sampler", DRAWING)

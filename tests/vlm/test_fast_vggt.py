@@ -80,6 +80,15 @@ def test_few_similarities_at_once_are_the_same_match(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
+def test_autocast_changes_no_match():
+    """Cosines of tokens that are much alike differ by less than half precision tells."""
+    views = Views(4, 1, 4, 4)
+    alike = 1 + 0.03 * tokens(2, views)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = FastVGGT().match(alike, views)
+    assert all(torch.equal(a, b) for a, b in zip(found, FastVGGT().match(alike, views), strict=True))
+
+
 def test_attention_over_all_views_sees_fewer_tokens_and_leaves_no_trace():
     model, arguments = vggt()
     before, plain, seen = snapshot(model), model(**arguments(3)), []

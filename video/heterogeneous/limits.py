@@ -12,7 +12,6 @@ from ..samplers import is_one_step
 if TYPE_CHECKING:
     from .run import HeterogeneousRun
 
-
 UNCORRECTED = (
     "forecasts are not corrected with {}, whose steps cannot be repeated: mmaccel.compare() shows what that costs,"
     " beside fewer steps"
@@ -20,10 +19,18 @@ UNCORRECTED = (
 
 
 def leave_uncorrected(run: HeterogeneousRun) -> None:
-    """Correct nothing in this run, as of samplers that draw: its steps are given `s_churn`, and draw noise inside."""
+    """Correct nothing in this run, as of samplers that draw: its steps are given `s_churn`, and draw noise inside.
+
+    All further steps are computed where a tolerance is to be kept, since only corrections tell whether it is.
+    """
     for allocation in run.allocations:
         allocation.replay = None
-    run.warn(UNCORRECTED.format(f"s_churn of {type(run.session.target.scheduler).__name__}"))
+        if allocation.tolerance is not None:
+            allocation.tolerance = -1.0
+    if run.allocation.tolerance is not None:
+        run.warn("s_churn draws noise within steps, so nothing tells whether tolerance= is kept: all are computed")
+    elif min(run.schedule.fractions[run.run.step :]) < 1:
+        run.warn(UNCORRECTED.format(f"s_churn of {type(run.session.target.scheduler).__name__}"))
 
 
 def warn_of_limits(run: HeterogeneousRun, steps: int) -> None:

@@ -15,6 +15,7 @@ from torch.nn.functional import normalize, pad
 
 from mmaccel.errors import SettingError
 from mmaccel.kernels import segment_mean
+from mmaccel.machine import unrounded
 from mmaccel.method import Advice, Method, is_count, is_number
 from mmaccel.patching import hook, wrap_forward, wrap_method
 from mmaccel.registry import register
@@ -168,7 +169,9 @@ def targets(views: Views) -> torch.Tensor:
 def _nearest(unit: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Highest cosine of each source with a target, and the index of that target, `[B, S]`."""
     into = unit[:, target].mT
-    found = [(unit[:, part] @ into).max(2) for part in source.split(max(1, AT_ONCE // (len(unit) * len(target))))]
+    parts = source.split(max(1, AT_ONCE // (len(unit) * len(target))))
+    with unrounded(unit.device.type):
+        found = [(unit[:, part] @ into).max(2) for part in parts]
     if not found:
         return unit.new_zeros(len(unit), 0), source.new_zeros(len(unit), 0)
     return torch.cat([part.values for part in found], 1), torch.cat([part.indices for part in found], 1)
