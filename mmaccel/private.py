@@ -202,14 +202,15 @@ def uses_attention_interface(module: torch.nn.Module) -> bool:
 
     kind: Any = type(module)
     table = getattr(sys.modules[kind.__module__], TABLE, None)
-    return table is ALL_ATTENTION_FUNCTIONS and _names_table(kind)
+    # others of its file have layers' numbers too, as convolutions
+    return table is ALL_ATTENTION_FUNCTIONS and names(kind, TABLE)
 
 
 @functools.cache
-def _names_table(kind: type) -> bool:
-    """Whether a function of a class names the table; others of its file have layers' numbers too, as convolutions."""
+def names(kind: type, name: str) -> bool:
+    """Whether a function of a class names something of its file."""
     parts = (inspect.unwrap(part) for cls in kind.__mro__ for part in vars(cls).values() if inspect.isfunction(part))
-    return any(TABLE in part.__code__.co_names for part in parts)
+    return any(name in part.__code__.co_names for part in parts)
 
 
 def heads_are_split(attention: Iterable[torch.nn.Module]) -> bool:

@@ -6,6 +6,8 @@ from draft_models import call
 from transformers import (
     BartConfig,
     BartForCausalLM,
+    BigBirdPegasusConfig,
+    BigBirdPegasusForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     CodeGenConfig,
@@ -16,18 +18,22 @@ from transformers import (
     GPTJForCausalLM,
     GPTNeoConfig,
     GPTNeoForCausalLM,
+    GPTNeoXJapaneseConfig,
+    GPTNeoXJapaneseForCausalLM,
     ModernBertDecoderConfig,
     ModernBertDecoderForCausalLM,
     MptConfig,
     MptForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
+    RoFormerConfig,
+    RoFormerForCausalLM,
     XGLMConfig,
     XGLMForCausalLM,
 )
 
 import mmaccel
-from mmaccel.decoding.passes.slots import ATTEND_THEMSELVES, unfit_for_rows
+from mmaccel.decoding.passes.slots import attends_itself, unfit_for_rows
 from mmaccel.errors import UnsupportedTargetError
 from mmaccel.vlm import FusedDraft, SelectKV, SparsePrefill, SuffixDecoding, TextDraft, examples, visual_examples
 
@@ -40,6 +46,11 @@ MODELS = {
     "codegen": (CodeGenForCausalLM, CodeGenConfig, GPT),
     "falcon": (FalconForCausalLM, FalconConfig, FALCON),
     "falcon with alibi": (FalconForCausalLM, FalconConfig, {**FALCON, "alibi": True}),
+    "gpt_neox_japanese": (
+        GPTNeoXJapaneseForCausalLM,
+        GPTNeoXJapaneseConfig,
+        {**FALCON, "max_position_embeddings": 256},
+    ),
     "gptj": (GPTJForCausalLM, GPTJConfig, GPT),
     "gpt_neo": (GPTNeoForCausalLM, GPTNeoConfig, {"hidden_size": 32, "num_layers": 2, "num_heads": 4, **LOCAL}),
     "mpt": (MptForCausalLM, MptConfig, {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 256}),
@@ -60,7 +71,7 @@ def build(name):
 def test_texts_are_those_of_the_model(name, batch, pad):
     """They are read in chains."""
     model, given = build(name), call(batch, pad, max_new_tokens=40)
-    assert type(model).__name__ in ATTEND_THEMSELVES
+    assert attends_itself(model)
     assert unfit_for_rows(model) == f"{type(model).__name__} has attention of its own"
     plain = model.generate(**given)
     for method in METHODS:
@@ -100,11 +111,33 @@ def test_a_text_is_sampled_as_the_model_samples_it(name):
 
 
 def test_other_methods_and_other_such_decoders_are_refused():
-    """Nobody has tried the others; OpenAI GPT has no cache."""
+    """OpenAI GPT has no cache."""
     model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4))
     for target, method in ((model, FusedDraft()), (build("bloom"), SparsePrefill())):
         with pytest.raises(UnsupportedTargetError, match="does not use transformers' attention interface"):
             mmaccel.plan(target, method)
+
+
+def test_one_that_could_be_a_decoder_is_told_how():
+    """Where attention is a model's own its mask is asked."""
+    sizes = {**SIZES, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    with pytest.raises(UnsupportedTargetError, match="attends in both directions.*: load it with is_decoder=True"):
+        mmaccel.plan(RoFormerForCausalLM(RoFormerConfig(**sizes)), FusedDraft())
+    config = RoFormerConfig(**sizes, is_decoder=True)
+    model = visual_examples.sharp(lambda: RoFormerForCausalLM(config), 0, examples.WEIGHT_SCALE)
+    plain = model.generate(**call(3, 5))
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**call(3, 5)), plain) and fast.report.details["accepted"]
+
+
+def test_what_only_sdpa_would_go_by_is_not_asked_where_there_is_none():
+    """The layers of BigBirdPegasus say that they see both ways; their mask says what they see."""
+    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
+    config = BigBirdPegasusConfig(vocab_size=64, encoder_layers=2, max_position_embeddings=256, **sizes)
+    model = visual_examples.sharp(lambda: BigBirdPegasusForCausalLM(config), 0, examples.WEIGHT_SCALE)
+    plain = model.generate(**call(3, 5))
+    with mmaccel.accelerate(model, FusedDraft(always=True)) as fast:
+        assert torch.equal(fast.generate(**call(3, 5)), plain) and fast.report.details["accepted"]
 
 
 @pytest.mark.parametrize("method", (FusedDraft(always=True), SelectKV(budget=None, tokens=100, dense_layers=0)))

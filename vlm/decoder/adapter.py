@@ -17,7 +17,7 @@ from mmaccel.adapter import Adapter, register_adapter
 from mmaccel.cache.argument import cache_of
 from mmaccel.cache.layers import is_full
 from mmaccel.decoding.drafters.draft_method import DraftMethod
-from mmaccel.decoding.passes.slots import attends_itself
+from mmaccel.decoding.passes.slots import attends_itself, masks_causally
 from mmaccel.decoding.setting import tokens_made
 from mmaccel.errors import SettingError, UnsupportedTargetError
 from mmaccel.patching import attention_layers, intercept_attention, wrap_generate
@@ -100,14 +100,12 @@ class DecoderAdapter(Adapter):
                 f"{name} has its window by its cache alone: a pass over several tokens sees more than single ones"
             )
         modules = self.attention_modules()
+        if self._sees_both_ways(modules):
+            advice = ": load it with is_decoder=True" if hasattr(self.text_config, "is_decoder") else ""
+            raise UnsupportedTargetError(f"{name} attends in both directions; the vlm methods work on decoders{advice}")
         drafts = isinstance(method, DraftMethod)  # which are verified by the attention that the model has
         if not modules and not (drafts and attends_itself(self.target)):
             raise UnsupportedTargetError(f"{name} does not use transformers' attention interface")
-        # layers of BART have cross-attention beside their own
-        crossing = [module for name, module in self.decoder.named_modules() if name.endswith(".encoder_attn")]
-        if any(getattr(module, "is_causal", True) is False for module in modules if module not in crossing):
-            advice = ": load it with is_decoder=True" if hasattr(self.text_config, "is_decoder") else ""
-            raise UnsupportedTargetError(f"{name} attends in both directions; the vlm methods work on decoders{advice}")
         if getattr(self.text_config, "cross_attention_layers", None) and _takes_part_in_cache(method):
             raise UnsupportedTargetError(
                 f"{name} keeps what its pictures say in the cache, in layers of cross-attention, which {method.name}"
@@ -130,6 +128,15 @@ class DecoderAdapter(Adapter):
             recalled(cache, self)
             methods = [] if self.attention is None else self.attention.methods
             require_all(cache, any(method.drops_tokens and not method.is_neutral for method in methods))
+
+    def _sees_both_ways(self, modules: list[torch.nn.Module]) -> bool:
+        """Whether a token sees what follows it: by what SDPA is told, or where there is none by the mask."""
+        causal = masks_causally(self.decoder)
+        if not modules or (causal and not getattr(self.decoder, "_supports_sdpa", True)):
+            return causal is False
+        # layers of BART have cross-attention beside their own
+        crossing = [module for name, module in self.decoder.named_modules() if name.endswith(".encoder_attn")]
+        return any(getattr(module, "is_causal", True) is False for module in modules if module not in crossing)
 
     def leaves_attention(self, method: Any) -> bool:
         """Whether a method has nothing to do with the attention of the decoder."""

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from mmaccel import private
+from mmaccel.patching import attention_layers
 
 from ..matching import Draft
 from .windows import Windows, unfit_layers
@@ -20,17 +21,6 @@ ATTENTION = ("sdpa", "eager")  # of transformers, which take a mask of any shape
 GAPS = 64  # places that no row looks at, up to which these stay in the cache until the text ends
 # Classes that drop the positions which they are given, and count from their padding token on.
 COUNT_THEMSELVES = ("Kosmos2TextForCausalLM", "Kosmos2_5TextForCausalLM", "Kosmos2_5ForConditionalGeneration")
-# Decoders whose attention does not go through transformers' table, and was seen to read chains as it reads single
-# tokens; some make biases of a mask that has to have two dimensions.
-ATTEND_THEMSELVES = (
-    "BloomForCausalLM",
-    "CodeGenForCausalLM",
-    "FalconForCausalLM",
-    "GPTJForCausalLM",
-    "GPTNeoForCausalLM",
-    "MptForCausalLM",
-    "XGLMForCausalLM",
-)
 
 
 class Slots:
@@ -173,8 +163,20 @@ def unfit_for_rows(model: Any) -> str | None:
 
 
 def attends_itself(model: Any) -> bool:
-    """Whether the attention of a decoder is its own, by which drafts can be verified in chains."""
-    return _is_one_of(model, ATTEND_THEMSELVES)
+    """Whether the attention of a decoder is its own, with a mask by which it reads chains as it reads single tokens.
+
+    Some make biases of a mask that has to have two dimensions.
+    """
+    decoder = private.decoder_of(model)
+    return bool(masks_causally(decoder)) and not attention_layers(decoder)
+
+
+def masks_causally(decoder: Any) -> bool | None:
+    """Whether the mask that a decoder asks transformers for is causal; None if it asks for no such mask."""
+    kind = type(getattr(decoder, "_orig_mod", decoder))  # of torch.compile
+    if not private.names(kind, "create_causal_mask"):
+        return None
+    return getattr(decoder.config, "is_decoder", True) or not private.names(kind, "create_bidirectional_mask")
 
 
 def _is_one_of(model: Any, names: tuple[str, ...]) -> bool:
