@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from ..cli.arguments import in_options
 from ..errors import MmaccelError, SettingError
 from ..progress import looks
 from .folder import OutputFolder
@@ -128,7 +129,7 @@ def _problems(items: list[Item], command: Command, usual: argparse.Namespace, fo
                 raise SettingError(item.problem)
             batching.check(arguments_of(item, batching, usual), folder.output(item.key))
         except MmaccelError as error:
-            found[item.key] = str(error)
+            found[item.key] = in_options(str(error))
     return found
 
 

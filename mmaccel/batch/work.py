@@ -13,7 +13,7 @@ from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cli.arguments import Parser
+from ..cli.arguments import Parser, in_options
 from ..errors import MmaccelError, SettingError, shown
 from ..report import SUMMED
 from ..session import Session
@@ -160,5 +160,5 @@ def working(command: Command, usual: argparse.Namespace) -> Iterator[Work]:
 
 
 def _line(error: Exception) -> str:
-    said = " ".join(str(error).split())[:400]
+    said = in_options(" ".join(str(error).split()))[:400]
     return said if isinstance(error, MmaccelError | OSError) and said else f"{type(error).__name__}: {said}"

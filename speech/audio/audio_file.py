@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ class AudioFile:
     def _remedy(self) -> str:
         """What can be done about a damaged file."""
         skip = "" if self.skip_damaged is None else " or read what is there with skip_damaged=True,"
-        return f"copy it again,{skip} or repair it: ffmpeg -i {self.file.name} -ar 16000 good.wav"
+        return f"copy it again,{skip} or repair it: ffmpeg -i {shlex.quote(self.file.name)} -ar 16000 good.wav"
 
     def _mixed(self, frame: Any) -> np.ndarray:
         """Samples of a frame as float32, the mean of its channels."""

@@ -144,8 +144,13 @@ def test_recordings(batch, tmp_path):
     source.mkdir()
     for name in ("talk.wav", "bad.wav"):
         (tmp_path / name).rename(source / name)
+    (source / "cut off.wav").write_bytes((source / "talk.wav").read_bytes()[:100_000])
     out, err, found = batch("speech", source, "--format", ".vtt", code=1)
     assert "Ever tried" in found["talk.vtt"].read_text() and "failed: bad: " in err and "without methods" in out
+    told = next(line for line in err.splitlines() if "failed: cut off: " in line)
+    assert told.endswith("copy it again, or repair it: ffmpeg -i 'cut off.wav' -ar 16000 good.wav"), (
+        "what a command can do"
+    )
 
 
 @pytest.mark.parametrize(

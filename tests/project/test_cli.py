@@ -61,7 +61,6 @@ def test_help_has_examples_of_its_own(capsys, kind):
         (["compare", "canvas"], "seed"),
         (["tune", "speech"], "seed"),
         (["batch", "speech"], "options of its own"),
-        (["batch", "image"], "none here"),
     ),
 )
 def test_help_tells_of_nothing_that_a_kind_does_not_have(capsys, words, without):
