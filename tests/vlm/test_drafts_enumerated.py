@@ -62,7 +62,7 @@ def call(batch):
     ids = torch.randint(4, 60, (batch, 9), generator=torch.Generator().manual_seed(batch))
     ids = torch.cat([ids, ids[:, :4]], 1)
     choice = {"top_k": 3 if batch == 1 else 2, "temperature": 1.5, "top_p": 0.98, "do_sample": True}
-    length = {"max_new_tokens": 5 if batch == 1 else 3, "eos_token_id": None, "pad_token_id": 0}
+    length = {"max_new_tokens": 4 if batch == 1 else 3, "eos_token_id": None, "pad_token_id": 0}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **choice, **length}
 
 
