@@ -53,11 +53,11 @@ def build(name: str, seed: int = 0, scale: float = WEIGHT_SCALE) -> tuple[Any, C
     config = cls.config_class(
         text_config=text, vision_config=vision, tie_word_embeddings=False, **{**tokens, **row.get("more", {})}
     )
-    model = sharp(lambda: _filled(cls(config)), seed, scale)
+    model = sharp(lambda: filled(cls(config)), seed, scale)
     return model, functools.partial(_CALLS[row["call"]], model, row)
 
 
-def _filled(model: torch.nn.Module) -> torch.nn.Module:
+def filled(model: torch.nn.Module) -> torch.nn.Module:
     """A model without matrices of zeros, which untrained ones may have, and which nothing would come out of."""
     for value in model.parameters():
         if value.dim() > 1 and not value.any():

@@ -10,6 +10,7 @@ from mmaccel.bench.pages import markdown
 from mmaccel.vlm.families.rows import REFUSED, UNTRIED
 
 from .notes import by_class, by_reason, note, shares
+from .text_section import text_lines
 from .visual_models import UNTRIED as UNTRIED_CLASSES
 from .visual_table import TARGET, count_served
 
@@ -25,7 +26,7 @@ tiles of one picture, which nothing tells from frames. Audio is left alone."""
 
 
 def section(planned: Iterable[str]) -> Iterator[str]:
-    """The table of the vision-language models, which were run."""
+    """The tables of the vision-language models and of the language models, which were run."""
     yield from planned
     found = json.loads(TARGET.read_text(encoding="utf-8"))
     yield RAN.format(served=count_served(found), all=len(found))
@@ -40,6 +41,7 @@ def section(planned: Iterable[str]) -> Iterator[str]:
     yield note(by_reason("vlm", told, short))
     refused = by_class({**REFUSED, **dict.fromkeys(UNTRIED_CLASSES, UNTRIED)})
     yield note(refused, "Classes of which no tokens can be left out")
+    yield from text_lines()
 
 
 def _plainness(exact: dict[str, Any]) -> str:

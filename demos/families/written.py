@@ -21,13 +21,16 @@ def read_rows(name: str) -> dict[str, Any]:
 
 
 def write(target: Path, names: Iterable[str], tried: Callable[[str], dict[str, Any]]) -> None:
-    """Try every class, and write a line for each."""
+    """Try every class, and write a line for each; one that was stopped goes on with the classes that are missing."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    found = {}
+    partial = target.with_suffix(".partial")
+    found = json.loads(partial.read_text(encoding="utf-8")) if partial.exists() else {}
     for name in names:
-        found[name] = tried(name)
-        print(name, found[name], flush=True)
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in found.items())
-    target.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+        if name not in found:
+            found[name] = tried(name)
+            print(name, found[name], flush=True)
+            lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in found.items())
+            partial.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+    partial.replace(target)
     print(f"wrote {target}")

@@ -22,8 +22,8 @@ from mmaccel.registry import methods
 INTRO = """# Model families
 
 What works on which model. Nothing here is typed: this page makes a small model of every family, asks `mmaccel.plan`
-for each method with its default settings, and writes down what it says; diffusion models and vision-language models
-are run as well.
+for each method with its default settings, and writes down what it says; diffusion models, vision-language models and
+language models are run as well.
 `mmaccel.plan(model, method)` answers for the checkpoint in your hands, before anything is touched, and `accelerate`
 refuses with the same words.
 
