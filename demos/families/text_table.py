@@ -92,6 +92,9 @@ class Plain:
                 self.texts[name] = CALLS[name](model)
             except Exception as error:  # whatever its code does
                 self.lacks[name] = f"{type(error).__name__}: {error}".split("\n")[0][:120]
+        if not self.same(model, "one"):
+            self.lacks["one"] = "its own text differs from call to call"
+            self.texts.clear()
 
     def same(self, target: Any, name: str, **more: Any) -> bool:
         """Whether a call gives the same; what the model itself cannot do is not compared."""

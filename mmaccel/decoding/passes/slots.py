@@ -173,7 +173,7 @@ def attends_itself(model: Any) -> bool:
 
 def masks_causally(decoder: Any) -> bool | None:
     """Whether the mask that a decoder asks transformers for is causal; None if it asks for no such mask."""
-    kind = type(getattr(decoder, "_orig_mod", decoder))  # of torch.compile
+    kind: Any = type(getattr(decoder, "_orig_mod", decoder))  # of torch.compile
     if not private.names(kind, "create_causal_mask"):
         return None
     return getattr(decoder.config, "is_decoder", True) or not private.names(kind, "create_bidirectional_mask")
