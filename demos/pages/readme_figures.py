@@ -130,11 +130,12 @@ def _kind(row: Row, kind: str) -> str:
 
 
 def _machine() -> str:
-    (machine,) = {_machine_of(name) for name in ("video", "long/default_sampler", "vlm", "text", "long/trained_head")}
+    names = "video", "long/default_sampler", "vlm", "text", "long/trained_head"
+    machines = " or ".join(sorted({_machine_of(name) for name in names}))
     return _filled(
         f"**Not measured yet: the checkpoints above**, and what a transformer's pictures lose. {_gpu()}",
-        "The figures of `tiny-wan` and `tiny-onevision`, which come with mmaccel, and of SmolLM2-135M were measured on"
-        f" one thread of an {machine}. `mmaccel.compare` measures your model on your machine.",
+        "The figures of `tiny-wan` and `tiny-onevision`, which come with mmaccel, and of SmolLM2-135M are of one thread"
+        f" of an {machines}. `mmaccel.compare` measures your model on your machine.",
     )
 
 

@@ -141,10 +141,13 @@ def described(header: dict[str, Any]) -> str:
     >>> machine = {"system": "Linux x86_64", "processor": "AMD EPYC", "cores": "2", "accelerator": "none"}
     >>> described({"machine": machine, "threads": 1})
     'Linux x86_64, AMD EPYC, 1 thread of 2 cores, no accelerator'
+    >>> described({"machine": machine, "threads": 1, "processes": 2})
+    'Linux x86_64, AMD EPYC, 1 thread in each of 2 processes, 2 cores, no accelerator'
     """
     machine = header["machine"]
     accelerator = "no accelerator" if machine["accelerator"] == "none" else machine["accelerator"]
-    of = f"{in_threads(header['threads'])} of {machine['cores']} cores"
+    each = f" in each of {header['processes']} processes," if header.get("processes", 1) > 1 else ""
+    of = f"{in_threads(header['threads'])}{each or ' of'} {machine['cores']} cores"
     return f"{machine['system']}, {machine['processor']}, {of}, {accelerator}"
 
 
