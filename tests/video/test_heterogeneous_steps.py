@@ -651,6 +651,17 @@ def test_half_of_the_steps_come_nearer_to_the_converged_clip_than_all(wan):
     assert 0 < distance(found, converged) < distance(plain, converged)
 
 
+@pytest.mark.parametrize("budget", (0.25, 0.5))
+def test_the_converged_clip_is_sought_from_the_same_steps(wan, budget):
+    pipe, call = wan
+    found = []
+    for target in ("plain", "converged"):
+        with mmaccel.accelerate(pipe, HeterogeneousSteps(budget, target=target)) as fast:
+            run(fast, call)
+            found.append(fast.report.details["steps"])
+    assert found[0] == found[1]
+
+
 def test_the_converged_clip_is_the_same_with_every_sampler(wan):
     """Which has its noise levels."""
     pipe, call = wan

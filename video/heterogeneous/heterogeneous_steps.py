@@ -77,12 +77,12 @@ class HeterogeneousSteps(DiffusionMethod):
     warmup
         Full steps at the beginning. The default is four tenths of the computed steps, measured to keep the prompts that
         otherwise become another clip; 1 with an `interval`, 2 with ``"groups"``. Below a budget of a third it is none:
-        distances between full steps grow from the first on, and the last lies at nine tenths of the run, but for
-        ``target="converged"``, two experts, diffusion forcing and runs from a picture on, which then begin with 1 where
-        fewer than 8 steps are computed. Multistep samplers, such as UniPC, may do as well with fewer steps there, and
-        the report says so; those of noise whose steps are corrected compute them at equal distances, from the first
-        on. With none of this, `cooldown` and `interval` given, runs of fewer than 10 steps are computed as they are,
-        and the report says what helps instead.
+        distances between full steps grow from the first on, and the last lies at nine tenths of the run, but for two
+        experts, diffusion forcing and runs from a picture on, which then begin with 1 where fewer than 8 steps are
+        computed. Multistep samplers, such as UniPC, may do as well with fewer steps there, and the report says so;
+        those of noise whose steps are corrected compute them at equal distances, from the first on. With none of this,
+        `cooldown` and `interval` given, runs of fewer than 10 steps are computed as they are, and the report says what
+        helps instead.
     cooldown
         Full steps at the end. The default is 1, and none where distances grow or are equal, see `warmup`.
     interval

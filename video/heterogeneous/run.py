@@ -137,7 +137,7 @@ class HeterogeneousRun(Stepper):
     @property
     def _is_usual(self) -> bool:
         """Whether a run is one of those on which the default schedule was measured: whole, by one transformer."""
-        other = self._is_asked or self.method.fraction or self.run.frames or self.method.target == "converged"
+        other = self._is_asked or self.method.fraction or self.run.frames
         goes_on = self.run.step > 0 or self.expert is not None
         return not (other or goes_on) and len(self.session.adapter.denoisers()) == 1
 
