@@ -40,9 +40,9 @@ def text_lines() -> Iterator[str]:
 def _cells(name: str, row: dict[str, Any], drafts: list[str]) -> Iterator[str]:
     """What drafts did on a class, how they read a batch, what else gave the plain tokens, and what nothing tells."""
     why = row["refused"].get(drafts[0], "").removeprefix(OWN_LOOP).removeprefix(f"{name} ")
-    apart = [f"{what}, since transformers' own call fails" for what in ("one", "turns", "batch") if what in row]
+    apart = [f"{what}, since transformers' own call fails" for what in ("turns", "batch") if what in row]
     is_run = "one" not in row
     yield why or ("equal" if is_run else "")
     yield "" if why or not is_run else row.get("chains", "").replace(name, "it")
     yield ", ".join(f"`{label}`" for label in row["equal"] if label not in drafts)
-    yield "all, since transformers' own call fails" if not is_run else "; ".join(apart)
+    yield "; ".join(apart) if is_run else f"all; the model alone: {row['one'].partition(':')[0]}"
