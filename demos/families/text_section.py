@@ -20,20 +20,24 @@ OWN_LOOP = "the model's own loop ran: "
 
 
 def text_lines() -> Iterator[str]:
-    """The table of the language models, which were run."""
+    """The table of the language models, which were run: a line for those of which the same is to be told."""
     found = json.loads(TARGET.read_text(encoding="utf-8"))
     drafts = [method.name.removeprefix("vlm.") for method in DRAFTS]
     names = ", ".join(f"`{name}`" for name in drafts)
     yield RAN.format(drafted=count_drafted(found), all=len(found), names=names)
-    lines = [[f"`{name}`", *_cells(name, row, drafts)] for name, row in found.items()]
+    short = {name: f"`{name.removesuffix('ForCausalLM')}`" for name in sorted(found, key=str.lower)}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in short:
+        groups.setdefault(tuple(_cells(name, found[name], drafts)), []).append(short[name])
+    lines = [[", ".join(names), *cells] for cells, names in sorted(groups.items(), key=lambda group: -len(group[1]))]
     chains = "in chains, and the texts of a batch in step, since"
-    yield markdown(("class", "drafts", chains, "caches and prompts", "not compared"), lines)
+    yield markdown(("classes, ...ForCausalLM", "drafts", chains, "caches and prompts", "not compared"), lines)
     told = {
         name: {label: why.replace(f"vlm.{label}", "the method") for label, why in row["refused"].items()}
         for name, row in found.items()
     }
     caches = {name: {label: why for label, why in whys.items() if label not in drafts} for name, whys in told.items()}
-    yield note(by_reason("vlm", caches, {name: f"`{name.removesuffix('ForCausalLM')}`" for name in found}))
+    yield note(by_reason("vlm", caches, short))
     yield note(by_class(UNTRIED), "Language models that were not run")
 
 
