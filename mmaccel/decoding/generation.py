@@ -201,7 +201,7 @@ def decode(
     spreads = branches or (fits and is_spread(model, input_ids, model_kwargs))
     texts = GeneratedTexts(
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
-        spreads=spreads, likely=method.likely, streamer=run.streamer, layers=method.layers(run.session),
+        spreads=spreads, likely=method.likely, streamer=run.streamer, layers=method.layers(run.session, run.given),
     )  # fmt: skip
     try:
         call = Call(run.session, input_ids.shape[0], branches, run.given, texts)

@@ -70,7 +70,7 @@ class HeadDraft(FusedDraft):
         found: DraftHead | None = holder.memory[key]
         return None if found is None else found.beside(holder.target)
 
-    def layers(self, holder: Any) -> tuple[int, ...]:
+    def layers(self, holder: Any, given: Any) -> tuple[int, ...]:
         """Layers of the model whose inputs the head reads."""
         head = self._head(holder)
         return () if head is None else head.config.layers_read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from inspect import signature
+from functools import partial
 from operator import ne
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -12,6 +12,13 @@ from transformers import DynamicCache
 
 from mmaccel.decoding.custom_generate import CustomGenerate
 from mmaccel.decoding.drafters.assistant import Assistant, AssistantCost, likeliest
+from mmaccel.decoding.drafters.heads.guesses import HeadGuesses
+from mmaccel.decoding.drafters.heads.shared_keys import (
+    SharedKeysHead,
+    SharedKeysSteps,
+    reads_keys,
+    require_shared_keys,
+)
 from mmaccel.decoding.drafters.sources import Source
 from mmaccel.decoding.generation import Call
 from mmaccel.decoding.passes.rollback import can_go_back
@@ -34,7 +41,9 @@ class ModelDraft(FusedDraft):
     The argument is that of transformers' own assisted generation: ``generate(..., assistant_model=small)``. Its guesses
     stand in one tree with those of :class:`FusedDraft`, which also serve calls without an assistant. The assistant is
     asked for as many tokens as are worth its measured time at its measured acceptance, and no longer where it slows the
-    text down; batches are served too. Where a text is sampled, the assistant's guesses are drawn with the random
+    text down; batches are served too. Assistants of Gemma 4, such as ``google/gemma-4-e2b-it-assistant``, which attend
+    to the keys of the model in place of a cache, are served as well, in trees where the layers of the model share no
+    keys. Where a text is sampled, the assistant's guesses are drawn with the random
     numbers that the model will draw with (Gumbel coupling, Daliri et al., 2024). Exact in float32: the tokens of the
     model itself, and with sampling those of the same random state, in a batch their distribution. With beams or another
     kind of cache the model's own loop runs, and the report says so.
@@ -51,9 +60,9 @@ class ModelDraft(FusedDraft):
     ------
     SettingError
         If a setting is out of range; from `generate`, if the assistant is no loaded model, has no output, a vocabulary
-        of another size or no cache that can be cropped, is the model itself, or reads the keys of the model, as those
-        of Gemma 4 do, and if the call's `assistant_tokenizer` has other tokens than its `tokenizer`. Without these
-        another tokenizer of the same size is not noticed: its guesses are never right, and it is soon no longer asked.
+        of another size or no cache that can be cropped, is the model itself, or one for another model of Gemma 4, and
+        if the call's `assistant_tokenizer` has other tokens than its `tokenizer`. Without these another tokenizer of
+        the same size is not noticed: its guesses are never right, and it is soon no longer asked.
 
     Examples
     --------
@@ -101,10 +110,29 @@ class ModelDraft(FusedDraft):
             call, f"costs of assistants of {call.rows} rows", WeakKeyDictionary()
         )
         cost = costs.setdefault(call.given, AssistantCost(self.width(call), call.rows))
+        if reads_keys(call.given):
+            return [*found, self._reader(call, cost, row)]
         choose = likeliest if call.dice is None else call.dice.choose
         sizes = sorted(_vocabulary(model) for model in (call.given, call.session.target))
         forbidden = self._forbidden(call.session).union(range(*sizes))  # of which one has nothing
         return [*found, Assistant(call.given, cost, forbidden, choose, row)]
+
+    def _reader(self, call: Call, cost: AssistantCost, row: int) -> Source:
+        """The guesses of an assistant that reads the keys of the model."""
+        texts = call.texts
+        assert texts is not None and texts.hidden is not None
+        if "assistant" not in call.shared:
+            head = SharedKeysHead(call.given, call.session.target)
+            forbidden = self._forbidden(call.session)
+            call.shared["assistant"] = SharedKeysSteps(head, texts, cost, call.rows, forbidden, call.dice)
+        told = partial(texts.hidden.take, row)
+        return HeadGuesses(call.shared["assistant"], told, branches=call.branches, row=row)
+
+    def layers(self, holder: Any, given: Any) -> tuple[int, ...]:
+        """The last one, whose output an assistant reads that reads the keys of the model."""
+        if given is None or not reads_keys(given):
+            return ()
+        return (holder.target.config.get_text_config(decoder=True).num_hidden_layers,)
 
 
 def _vocabulary(model: Any) -> int:
@@ -125,11 +153,8 @@ def _check(assistant: Any, model: Any) -> None:
             f"{name} has no vocabulary of its own, as DFlash's drafters: give a plain decoder of the same tokenizer, or"
             " its folder to vlm.DFlashDraft(head=...)"
         )
-    if "shared_kv_states" in signature(assistant.forward).parameters:
-        raise SettingError(
-            f"{name} reads the keys of the model itself, which only the loop of transformers hands to it: give a plain"
-            " decoder of the same tokenizer, or say vlm.FusedDraft(), which leaves calls with an assistant to that loop"
-        )
+    if reads_keys(assistant):
+        return require_shared_keys(assistant, model)
     if assistant.get_output_embeddings() is None:
         raise SettingError(f"{name} has no lm_head: load it with AutoModelForCausalLM")
     sizes = config.vocab_size, _vocabulary(model)
@@ -140,6 +165,7 @@ def _check(assistant: Any, model: Any) -> None:
     cache = DynamicCache(config=config)
     if assistant.config.is_encoder_decoder or not cache.is_croppable or not can_go_back(cache):
         raise SettingError(f"{name} has no cache that guesses can be taken back from: give a plain decoder")
+    return None
 
 
 def _check_tokens(its_tokenizer: Any, tokenizer: Any) -> None:

@@ -73,8 +73,8 @@ class DraftMethod(Method[Session]):
         """Bytes of what a session has learned, at most."""
         return 0
 
-    def layers(self, holder: Holder) -> tuple[int, ...]:
-        """Layers of the model whose inputs the drafts are made from."""
+    def layers(self, holder: Holder, given: Any) -> tuple[int, ...]:
+        """Layers of the model whose inputs the drafts are made from, with what a call gave for them."""
         return ()
 
     def drafters(self, call: Call) -> Sequence[TextDrafter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class DraftHead(nn.Module):
         self.embedding: Tensor | None = None
         self.output: Tensor | None = None
         self.draft_tokens = torch.arange(draft_tokens)
-        self.drafted: list[int] = []  # the same, for many look-ups
+        self.drafted: Sequence[int] = ()  # the same, for many look-ups
         self._borrows: tuple[bool, bool] | None = None  # embedding and output, from the model
         self._theirs: tuple[Any, Any] = None, None  # those of the model, held so that no other gets their ids
         self._shared = False, False  # embedding and output, with the model: the same memory
