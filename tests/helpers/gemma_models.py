@@ -6,7 +6,8 @@ from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemm
 WORDS, WINDOW = 64, 16
 SIZES = {
     "vocab_size": WORDS, "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW,
-    "max_position_embeddings": 512, "num_key_value_heads": 1, "num_global_key_value_heads": 1, "pad_token_id": 0, "eos_token_id": None,
+    "max_position_embeddings": 512, "num_key_value_heads": 1, "num_global_key_value_heads": 1,
+    "pad_token_id": 0, "eos_token_id": None,
 }  # fmt: skip
 KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
 
@@ -16,7 +17,8 @@ def gemma(shared=0, seed=0):
     torch.manual_seed(seed)
     config = Gemma4TextConfig(
         **SIZES, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
-        layer_types=KINDS * 2, num_kv_shared_layers=shared, hidden_size_per_layer_input=8 if shared else 0, vocab_size_per_layer_input=WORDS,
+        layer_types=KINDS * 2, num_kv_shared_layers=shared,
+        hidden_size_per_layer_input=8 if shared else 0, vocab_size_per_layer_input=WORDS,
     )  # fmt: skip
     return Gemma4ForCausalLM(config).eval()
 
