@@ -16,7 +16,7 @@ from mmaccel.bench import pages
 from mmaccel.bench.benchmark import by
 from mmaccel.comparison import results
 from mmaccel.video.bench import findings
-from mmaccel.video.bench.benchmark import judge, untuned
+from mmaccel.video.bench.benchmark import judge, not_installed, untuned
 from mmaccel.video.bench.cases import BUDGETS, MODEL, converging, fewer_steps, ours, scenes
 from mmaccel.video.bench.filming import Filming
 from mmaccel.video.bench.page import table
@@ -42,6 +42,7 @@ def measure(prompts: int) -> Iterator[dict[str, Any]]:
         cases = [ours(budget), converging(budget), fewer_steps(SAMPLING.steps, budget), *untuned(filming, budget)]
         entries = [case.entry(filming.target, case.low) for case in cases if not case.is_missing]
         rows.extend(judge(filming, budget, entries, judged, **columns))
+        rows.extend(not_installed(filming, budget, case, **columns) for case in cases if case.is_missing)
         yield results.result(rows)
 
 

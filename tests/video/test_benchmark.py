@@ -101,7 +101,7 @@ def test_a_row_has_both_measures_and_those_of_the_plain_run(filming, monkeypatch
 
 def test_a_rival_that_is_not_installed_says_so_in_its_row(tmp_path):
     filming = SimpleNamespace(steps=40, sampling=Sampling())
-    gone = benchmark._missing_row(filming, 0.5, VideoCase("gone", "rival", lambda x: x, package="gone_package"))
+    gone = benchmark.not_installed(filming, 0.5, VideoCase("gone", "rival", lambda x: x, package="gone_package"))
     made = results.result([row("HeterogeneousSteps", "ours"), gone, row("SeaCache")])
     assert not results.faults(made)
     benchmark.BENCHMARK.write_page(made, tmp_path / "video.md")

@@ -61,7 +61,7 @@ def all_entries(filming: Filming, judged: list[MotionPrompt], budget: float, ful
     tuning = Filming(zoo.prompts(MODEL, TUNING_PROMPTS, seed=TUNING_SEED), pipe=filming.target)
     tuned = [tune(tuning, case, budget) for case in tqdm(found, desc=f"tune to {budget:.0%}")]
     yield from judge(filming, budget, tuned, judged)
-    yield from (_missing_row(filming, budget, case) for case in made if case.is_missing)
+    yield from (not_installed(filming, budget, case) for case in made if case.is_missing)
 
 
 def _cases(filming: Filming, budget: float, full: bool) -> Iterator[VideoCase]:
@@ -81,7 +81,7 @@ def sampled(filming: Filming, judged: list[MotionPrompt]) -> Iterator[Row]:
     found = [(budget, case.entry(filming.target, case.low)) for budget, case in made if not case.is_missing]
     plain = _run(filming, [entry for _, entry in found], judged)
     yield from (_row(filming, budget, entry, plain, judged, columns) for budget, entry in found)
-    yield from (_missing_row(filming, budget, case, **columns) for budget, case in made if case.is_missing)
+    yield from (not_installed(filming, budget, case, **columns) for budget, case in made if case.is_missing)
 
 
 def untuned(filming: Filming, budget: float) -> list[VideoCase]:
@@ -189,7 +189,7 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _missing_row(filming: Filming, budget: float, case: VideoCase, **columns: Any) -> Row:
+def not_installed(filming: Filming, budget: float, case: VideoCase, **columns: Any) -> Row:
     """What a rival has that is not installed."""
     about = {"model": _model(filming, columns), "method": case.label, "settings": {}, "kind": case.kind}
     return missing_row(case.package, **about, budget=budget, **columns)
