@@ -25,8 +25,8 @@ class CoherentContext(CommitRule):
     threshold : float
         Mean chance above which a token is committed; 1 commits nothing beside what the pipeline commits. Default 0.9.
     steps : int
-        Passes of a block over which chances are averaged, this one included. Default 3; of the 2 and 3
-        that are reported it keeps more.
+        Passes of a block over which chances are averaged, this one included. Default 3; of the 2 and 3 that are
+        reported, 2 kept as many lists of tiny-canvas in fewer passes.
 
     Raises
     ------

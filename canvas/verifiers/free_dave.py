@@ -30,8 +30,8 @@ class FreeDave(CanvasMethod):
     ----------
     drafts : int
         Canvases in one pass, a batch, 2 to 8 in the paper; 1 is plain. Default 4, which takes less than half the
-        passes on tiny-canvas and is the fastest on a processor; where a pass over a batch costs what one canvas costs,
-        more take fewer passes.
+        passes on tiny-canvas. On a processor 2 is faster there, with a cache and without; where a pass over a batch
+        costs what one canvas costs, more take fewer passes.
 
     Raises
     ------

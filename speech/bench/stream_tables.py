@@ -10,7 +10,8 @@ from .judged import name_of
 
 STREAMS = """
 *WER* is by jiwer with transformers' `EnglishTextNormalizer`, over all words, and *to offline* its difference to
-the same model's offline transcript, in points; *worst* is the error rate of the worst recording. *RTF* is CPU seconds
+the same model's offline transcript, in points; that of moonshine-voice is by its own engine, and in no row here.
+*worst* is the error rate of the worst recording. *RTF* is CPU seconds
 for each second of audio. Lags are in seconds of audio that had to come,
 and in brackets with the computing on top, as a listener notices them. *first text* counts from the first word; *final*
 from the end of speech to its final text, and *eager* to that text told early, with how many of the tellings were

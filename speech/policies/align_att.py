@@ -17,10 +17,12 @@ from .policy import Commitment, SegmentHypothesis, StreamingPolicy
 class AlignAtt(StreamingPolicy):
     """Commit the words before the first one that attends to the end of the audio (Papi et al., 2023).
 
-    One hypothesis suffices, so that words come half an update earlier than with two that must agree; each update
-    takes one more pass of the decoder. Scores are those of the heads that follow the speech, each relative to its
-    mean over the tokens and smoothed over 7 frames, as in SimulStreaming (2025). For encoders that see all audio at
-    once; the better a model's heads follow the speech, the safer.
+    One hypothesis suffices; a word stays once `margin` seconds are behind it, and each update takes one more pass of
+    the decoder. On the recordings of the benchmark (docs/benchmarks/speech.md) half of the words stay 0.08 s sooner
+    than by two hypotheses that must agree with Moonshine tiny, and no sooner with Whisper tiny.en; of both three to
+    four times as many are taken back. Scores are those of the heads that follow the speech, each relative to its mean
+    over the tokens and smoothed over 7 frames, as in SimulStreaming (2025). For encoders that see all audio at once;
+    the better a model's heads follow the speech, the safer.
 
     Parameters
     ----------

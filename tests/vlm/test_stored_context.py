@@ -353,6 +353,23 @@ def test_other_weights_are_another_model(stored):
         assert context(fast)["from_store"] == 0 and "are of other models" in fast.report.warnings[0]
 
 
+def test_a_call_that_broke_off_tells_its_own_troubles(stored):
+    model, arguments = examples.llama()
+
+    def end(*_):
+        raise KeyboardInterrupt
+
+    with mmaccel.accelerate(model, stored) as fast:
+        fast.generate(**arguments())
+        hook = model.lm_head.register_forward_hook(end)  # which makes another model of it
+        with pytest.raises(KeyboardInterrupt):
+            fast.generate(**arguments())
+        assert "are of other models" in fast.report.warnings[0]
+        hook.remove()
+        fast.generate(**arguments())
+        assert context(fast)["from_store"] and not fast.report.warnings
+
+
 def test_an_adapter_that_is_switched_off_makes_another_model(stored):
     model, arguments = examples.llama()
     layer = model.model.layers[0].self_attn.q_proj

@@ -112,6 +112,8 @@ def test_a_text_that_ends_sooner_gains_nothing_by_it():
 
 def test_losses_are_told():
     row = {"method": "vlm.X", "baseline_quality": None, "by_kind": {"chat": {"speedup": 0.9}, "copy": {"speedup": 2.0}}}
-    assert benchmark.said([row]) == "- Slower than the plain model: X 0.90x on chat."
+    assert benchmark.said([row]) == "- More than 3% slower than the plain model: X 0.90x on chat."
     row["by_kind"]["chat"]["speedup"] = 0.98
+    assert benchmark.said([row]) == "- No entry is more than 3% slower than the plain model."
+    row["by_kind"]["chat"]["speedup"] = 1.0
     assert benchmark.said([row]) == "- No entry is slower than the plain model."

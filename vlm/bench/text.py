@@ -242,15 +242,13 @@ def _called(row: Row) -> str:
 
 
 def _losses(group: list[Row]) -> str:
-    losses = [
-        f"{_name(row)} {found['speedup']:.2f}x on {kind}"
-        for row in group
-        for kind, found in row["by_kind"].items()
-        if found["speedup"] < TOLERANCE
-    ]
-    return (
-        f"Slower than the plain model: {', '.join(losses)}." if losses else "No entry is slower than the plain model."
-    )
+    found = [(_name(row), told["speedup"], kind) for row in group for kind, told in row["by_kind"].items()]
+    losses = [f"{name} {speedup:.2f}x on {kind}" for name, speedup, kind in found if speedup < TOLERANCE]
+    margin = f"{1 - TOLERANCE:.0%}"
+    if losses:
+        return f"More than {margin} slower than the plain model: {', '.join(losses)}."
+    is_none = all(speedup >= 1 for _, speedup, _ in found)
+    return f"No entry is {'' if is_none else f'more than {margin} '}slower than the plain model."
 
 
 def _worst(row: Row) -> str:

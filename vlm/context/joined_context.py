@@ -148,8 +148,6 @@ class JoinedContext(StoredContext):
         joining.cache.batch_repeat_interleave(copies(session.target, kwargs))
         give_cache(session.target, kwargs, joining.cache)
         result = original(**kwargs)
-        session.report.warnings.extend(dict.fromkeys(store.troubles))  # which each part may meet
-        store.troubles.clear()
         rows = setting(session.target, kwargs, "num_return_sequences") or 1
         self._fill(session.report, tokens_made(result, kwargs), rows, prompt.length, seen, written)
         session.report.details["context"]["parts"] = len(parts)

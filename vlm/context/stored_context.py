@@ -128,7 +128,18 @@ class StoredContext(Method[Session]):
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         store = ContextStore(self.path, self.gigabytes) if self.gigabytes else None
-        wrap_generate(stack, session, functools.partial(self._generate, session, store))
+        wrap_generate(stack, session, functools.partial(self._told, session, store))
+
+    def _told(
+        self, session: Session, store: ContextStore | None, original: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """An answer, with the troubles of the store in the report of this call, also where it broke off."""
+        try:
+            return self._generate(session, store, original, kwargs)
+        finally:
+            if store is not None:
+                session.report.warnings[:0] = dict.fromkeys(store.troubles)  # which each part may meet
+                store.troubles.clear()
 
     def _generate(
         self, session: Session, store: ContextStore | None, original: Callable[..., Any], kwargs: dict[str, Any]
@@ -138,13 +149,12 @@ class StoredContext(Method[Session]):
             kwargs["input_ids"] = kwargs.pop("inputs")
         if kwargs.get("contexts") is not None:
             raise SettingError(f"{self.name} takes no contexts; vlm.JoinedContext does")
-        warnings = session.report.warnings
         reason = f"gigabytes={self.gigabytes} keeps nothing" if store is None else None
         reason = reason or unfit_for_context(session.target, kwargs)
         if store is None or reason is not None:
             result = original(**kwargs)
             session.report.tokens = tokens_made(result, kwargs)
-            warnings.append(f"{self.name} ran plainly: {reason}")
+            session.report.warnings.append(f"{self.name} ran plainly: {reason}")
             return result
         prompt = ContextPrompt.of(session.adapter, kwargs)
         model = model_hash(session.target)
@@ -160,8 +170,6 @@ class StoredContext(Method[Session]):
             written = write(store, model, session, prompt.stops, _states(cache, max(prompt.stops.values())))
             if written and entry is not None and seen == entry.tokens:
                 store.remove(entry)  # the new one holds all of it
-        warnings.extend(store.troubles)
-        store.troubles.clear()
         rows = setting(session.target, kwargs, "num_return_sequences") or 1
         self._fill(session.report, tokens_made(result, kwargs), rows, prompt.length, seen, written)
         return result

@@ -50,7 +50,7 @@ class DocumentDraft(TextDraft):
     ----------
     regions
         Verify the regions on their crops before the page. Default False: measured on `tiny-reader`, the draft of the
-        page alone is faster with up to one word in ten wrong, see `docs/benchmarks/pages.md`.
+        page alone is faster with up to three words in ten wrong, see `docs/benchmarks/pages.md`.
     block
         Most nodes of a draft; default 64, since most of a page is as drafted. 0 turns drafts off.
 

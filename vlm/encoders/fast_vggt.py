@@ -112,7 +112,7 @@ class FastVGGT(Method[Session[MultiViewAdapter]]):
     paper: ClassVar[str] = "FastVGGT: Training-Free Acceleration of Visual Geometry Transformer, 2025"
     advice: ClassVar[Advice] = Advice(
         "VGGT, Depth Anything 3 and Pi3 on tens to thousands of views: attention over all of them is most of the time.",
-        "Details that one view alone shows blur a little. Few views gain nothing.",
+        "Details that one view alone shows blur a little. Few views gain little.",
         example=EXAMPLE,
     )
     families: ClassVar[frozenset[str] | None] = frozenset({"multi_view"})

@@ -63,7 +63,8 @@ class DyCoke(Compressor):
     paper: ClassVar[str] = "DyCoke: Dynamic Compression of Tokens for Fast Video Large Language Models, 2024"
     advice: ClassVar[Advice] = Advice(
         "Video that changes slowly, on any of the families; it asks nothing of the tower.",
-        "The tower still sees everything, which is most of the time in a small model.",
+        "What is seen for a moment is overlooked more often than by any other method of its kind that was measured. The"
+        " tower still sees everything, which is most of the time in a small model.",
         "keep=0.15",
     )
     compares_frames: ClassVar[bool] = True
