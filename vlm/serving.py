@@ -47,6 +47,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
 }
 LOOKED_AT = 32  # frames of a video, as `mmaccel run vlm`
+# By which checkpoints cut words off beside `top_p` and `top_k`: None counts more than what theirs is.
+OTHER_CUTS = dict.fromkeys(("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"))
 USUAL = 4_096  # tokens at most where none are asked for: models end before, or repeat themselves while others wait
 
 
@@ -134,8 +136,9 @@ class ChatEndpoint(Endpoint[Chat]):
         texts = [request.text for request in requests]
         try:
             inputs = processed(self.processor, texts, videos, pictures)
-        except ValueError as error:
-            raise PromptError(f"the model's processor does not take this request: {error}") from error
+        except (ValueError, StopIteration) as error:
+            why = str(error) or "its text holds a placeholder too many"
+            raise PromptError(f"the model's processor does not take this request: {why}") from error
         inputs = for_model(inputs, self.target)
         first = requests[0]
         most = first.sampling["max_new_tokens"]
@@ -210,7 +213,7 @@ def _tokens_asked(fields: Fields) -> int:
 def _sampling_asked(fields: Fields) -> dict[str, Any]:
     """Arguments of `generate`; where words are cut off without a temperature, the others are drawn, as OpenAI does it.
 
-    `top_p` and `top_k` are the request's alone: those of a checkpoint may leave nothing but the likeliest word.
+    What cuts words off is the request's alone: that of a checkpoint may leave nothing but the likeliest one.
     """
     temperature = fields.number("temperature", 0, 100)
     top_p, top_k = fields.number("top_p", 1e-6, 1) or 1.0, fields.whole("top_k", 0, 2**31, default=0)
@@ -218,7 +221,7 @@ def _sampling_asked(fields: Fields) -> dict[str, Any]:
         temperature = 0.0 if top_p == 1 and not top_k else 1.0
     if temperature < COLDEST:
         return {"do_sample": False}
-    return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+    return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k, **OTHER_CUTS}
 
 
 def _usage_asked(options: Any, streams: bool) -> bool:

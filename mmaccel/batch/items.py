@@ -229,7 +229,7 @@ def _fits(key: str) -> bool:
 def _lacking(fields: dict[str, Any], batching: Batching) -> str:
     value = fields.get(batching.field)
     if not isinstance(value, str) or not value.strip():
-        return f"{batching.field} is missing: give a text"
+        return f"{batching.field} is missing: give {'the path of a file' if batching.reads else 'a text'}"
     return ""
 
 

@@ -86,7 +86,7 @@ class CustomGenerate:
     ) -> Any:
         """The loop of `generate`, as transformers calls it."""
         self._belongs_to(model)
-        reason = reason_to_leave(model, {"generation_config": generation_config})
+        reason = reason_to_leave(model, vars(generation_config))
         if reason is not None:
             raise SettingError(f"drafts do not go with {reason}: call generate without custom_generate=")
         told = {} if prediction is None else {"prediction": prediction}

@@ -26,8 +26,10 @@ def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def _asked(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+    if name in kwargs:  # also as None, which counts more than all configs
+        return kwargs[name]
     sources = (kwargs.get("generation_config"), model.generation_config)
-    values = [kwargs.get(name), *(getattr(source, name, None) for source in sources if source is not None)]
+    values = (getattr(source, name, None) for source in sources if source is not None)
     return next((value for value in values if value is not None), None)
 
 

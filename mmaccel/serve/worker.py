@@ -169,6 +169,8 @@ class Worker:
 
 def _told(error: Exception) -> Exception:
     """What clients are told of it: one that asked for too much can ask for less."""
+    if isinstance(error, StopIteration):  # no future of asyncio takes one, so that its client would wait for nothing
+        return RuntimeError("the answer ended by StopIteration")
     is_said = isinstance(error, MmaccelError)
     return Refused(413, TOO_LARGE) if lacks_memory(error) and not is_said else error
 

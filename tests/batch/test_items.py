@@ -157,6 +157,8 @@ def test_files_that_rows_name_lie_below_the_root(tmp_path):
     assert found.fields["picture"] == str(tmp_path / "files" / "a.png")
     (gone,) = read_items(listed(tmp_path, {"picture": "b.png"}), Seen())
     assert f"picture='b.png': there is no file {tmp_path / 'b.png'}" in gone.problem
+    (unnamed,) = read_items(listed(tmp_path, {"regions": "r/a.json"}), Seen())
+    assert unnamed.problem == "row 1: picture is missing: give the path of a file"
 
 
 def test_a_link_out_of_the_folder_is_named_with_what_to_do(tmp_path):

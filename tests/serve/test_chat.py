@@ -169,13 +169,21 @@ def test_very_cold_answers_are_the_likeliest(chat, questions, whole, temperature
     assert cold.choices[0].message.content == whole.choices[0].message.content
 
 
-def test_what_the_processor_refuses_is_no_failure_of_the_server(endpoint, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "why"),
+    (
+        (ValueError("the ratio of its sides must be smaller than 200"), "the ratio"),
+        (StopIteration(), "its text holds a placeholder too many"),  # as processors look for what belongs to each
+    ),
+    ids=("of a picture", "of a text"),
+)
+def test_what_the_processor_refuses_is_no_failure_of_the_server(endpoint, monkeypatch, error, why):
     def refuses(*_, **more):
-        raise ValueError("the ratio of its sides must be smaller than 200")
+        raise error
 
     monkeypatch.setattr(type(endpoint.processor), "__call__", refuses)
     request = endpoint.parse({"messages": about("x", type="image_url", image_url={"url": picture_url(WHITE)})})
-    with pytest.raises(mmaccel.errors.PromptError, match="processor does not take this request: the ratio"):
+    with pytest.raises(mmaccel.errors.PromptError, match=f"processor does not take this request: {why}"):
         endpoint.answer([request])
 
 
@@ -280,9 +288,21 @@ def test_a_sampled_answer_follows_its_seed(endpoint, questions):
     assert len({drawn(seed) for seed in range(4)}) > 1
 
 
-def test_a_temperature_draws_whatever_the_checkpoint_would_cut_off(endpoint, questions, monkeypatch):
+@pytest.mark.parametrize(
+    "own",
+    (
+        {"temperature": 0.01, "top_p": 0.001, "top_k": 1},
+        {"min_p": 1.0},
+        {"top_h": 0.01},
+        {"typical_p": 1e-6},
+        {"epsilon_cutoff": 0.999},
+        {"eta_cutoff": 0.999},
+    ),
+    ids=lambda own: " ".join(own),
+)
+def test_a_temperature_draws_whatever_the_checkpoint_would_cut_off(endpoint, questions, monkeypatch, own):
     """Qwen2-VL's own settings leave the likeliest word alone."""
-    for name, value in {"temperature": 0.01, "top_p": 0.001, "top_k": 1}.items():
+    for name, value in own.items():
         monkeypatch.setattr(endpoint.target.generation_config, name, value)
 
     def drawn(**more):

@@ -9,7 +9,7 @@ from PIL import Image
 from mmaccel.errors import SettingError
 from mmaccel.vlm import chat_messages
 from mmaccel.vlm.chat_messages import conversation_of
-from mmaccel.vlm.serving import ENDPOINT
+from mmaccel.vlm.serving import ENDPOINT, OTHER_CUTS
 
 WHITE = Image.new("RGB", (60, 40), "white")
 
@@ -105,7 +105,7 @@ def test_a_stream_without_noise_is_what_all_are():
 
 def test_words_are_drawn_where_some_are_cut_off():
     """OpenAI's temperature is 1 where none is given; this server's is 0 as long as nothing asks for a choice."""
-    drawn = {"max_new_tokens": 4_096, "do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    drawn = {"max_new_tokens": 4_096, "do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, **OTHER_CUTS}
     assert parsed(top_p=0.5).sampling == {**drawn, "top_p": 0.5}
     assert parsed(top_k=5).sampling == {**drawn, "top_k": 5}
     assert parsed(top_p=0.5).group is None and parsed(top_p=1).group is not None

@@ -435,6 +435,16 @@ def test_only_failures_of_the_server_are_logged_with_their_place(slow, caplog):
     assert failed.levelname == "ERROR" and failed.exc_info[0] is ZeroDivisionError
 
 
+@pytest.mark.parametrize("stream", (False, True))
+def test_a_failure_that_no_future_takes_is_told_at_once(slow, stream):
+    """As of a processor that looks for one more picture than there are."""
+    slow.answer = lambda requests: [next(iter(()))]
+    with listening(slow, ServerLimits(deadline=50)) as (_, address):
+        began = time.monotonic()
+        assert post(address, {"text": "fails", "stream": stream}).status_code == 500
+        assert time.monotonic() - began < 40
+
+
 class Large:
     """What a run holds on a GPU."""
 

@@ -77,6 +77,15 @@ def test_the_same_as_in_a_session(llama):
         fast.remove()
 
 
+def test_a_setting_that_is_none_counts_before_that_of_the_model(llama, monkeypatch):
+    given, drafts = call(), FusedDraft(always=True).custom_generate()
+    plain = llama.generate(**given)
+    monkeypatch.setattr(llama.generation_config, "prompt_lookup_num_tokens", 3)
+    with pytest.raises(SettingError, match="prompt_lookup_num_tokens=3"):
+        llama.generate(**given, custom_generate=drafts)
+    assert torch.equal(llama.generate(**given, prompt_lookup_num_tokens=None, custom_generate=drafts), plain)
+
+
 def test_a_prediction(llama):
     given = call()
     plain = llama.generate(**given)

@@ -494,6 +494,8 @@ def test_a_text_stops_at_strings(monkeypatch):
         for own in (GenerationConfig(max_new_tokens=NEW), config):
             configured = fast.generate(call()["input_ids"], generation_config=own, tokenizer=tokenizer)
             assert torch.equal(configured, plain) and not any("own loop" in word for word in fast.report.warnings)
+        unstopped = fast.generate(**call(stop_strings=None, tokenizer=tokenizer))
+        assert unstopped[0, -NEW:].tolist() == new, "None counts more than the configuration"
         model.generation_config.stop_strings = None
         assert torch.equal(fast.generate(**several), together)
         assert "is written on until all have ended" in fast.report.warnings[0]

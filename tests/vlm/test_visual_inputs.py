@@ -380,17 +380,29 @@ def test_the_configuration_of_a_call_counts_before_that_of_the_model():
         assert fast.generate(**call, generation_config=given).shape == plain.shape
 
 
+def test_a_length_that_is_none_counts_before_all_configurations():
+    """As scripts ask for `max_length` where a checkpoint, or a pipeline, has a `max_new_tokens` of its own."""
+    model, arguments = visual_examples.onevision()
+    model.generation_config.max_new_tokens = 2
+    call = {**arguments(1), "max_new_tokens": None}
+    length = call["input_ids"].shape[1]
+    for more in ({"max_length": length + 9}, {}, {"generation_config": GenerationConfig(max_new_tokens=4)}):
+        plain = model.generate(**call, **more)
+        with mmaccel.accelerate(model, vlm.VidCom2(keep=0.5)) as fast:
+            assert fast.generate(**call, **more).shape == plain.shape
+    assert plain.shape[1] == length + 20, "what transformers writes by default"
+
+
 def test_a_configuration_that_counts_new_tokens_stands_alone(monkeypatch):
     """`generate` warns of one beside arguments of its own, and `transformers.pipeline` always gives one."""
     model, arguments = visual_examples.onevision()
     call, told = arguments(1), []
     monkeypatch.setattr(model, "generate", lambda **kwargs: told.append(kwargs) or kwargs["input_ids"])
     with mmaccel.accelerate(model, vlm.VidCom2(keep=0.5)) as fast:
-        fast.generate(**{**call, "max_new_tokens": None}, generation_config=GenerationConfig(max_new_tokens=4))
         del call["max_new_tokens"]
         fast.generate(**call, generation_config=GenerationConfig(max_new_tokens=4))
         fast.generate(**call, max_length=150)
-    assert [kwargs.get("max_new_tokens") for kwargs in told] == [4, None, 150 - call["input_ids"].shape[1]]
+    assert [kwargs.get("max_new_tokens") for kwargs in told] == [None, 150 - call["input_ids"].shape[1]]
     assert not any("max_length" in kwargs for kwargs in told)
 
 
