@@ -29,6 +29,8 @@ REPEATABLE = (
     "FlowMatchEulerDiscreteScheduler",
     "EulerDiscreteScheduler",
     "DDIMScheduler",
+    "CogVideoXDDIMScheduler",
+    "MiniMaxH3Scheduler",
     "UniPCMultistepScheduler",
     "DPMSolverMultistepScheduler",
     "DEISMultistepScheduler",
