@@ -743,6 +743,23 @@ def test_which_samplers_can_be_repeated():
         assert (is_repeatable(scheduler), is_one_step(scheduler)) == (repeatable, one_step), scheduler.config
 
 
+def test_settings_that_a_sampler_keeps_of_the_one_before_it_are_not_its_own():
+    """By `from_config`, as where UniPC of a checkpoint is replaced by Euler's."""
+    drawing = DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", solver_order=2)
+    for cls, before in (
+        (FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler(**FLOW)),
+        (EulerDiscreteScheduler, drawing),
+        (DDIMScheduler, drawing),
+        (FlowMatchHeunDiscreteScheduler, FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)),
+    ):
+        found = cls.from_config(before.config)
+        assert is_repeatable(found) and is_one_step(found), found.config
+    pipe, _ = examples.wan_pipeline()
+    pipe.scheduler = found
+    assert "stochastic_sampling" in found.config
+    mmaccel.plan(pipe, HeterogeneousSteps())
+
+
 def test_tokens_that_are_held_have_a_timestep_of_their_own():
     """0 in all rows, where others' is not; at the end of a run it is 0 for all."""
 
