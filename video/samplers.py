@@ -29,6 +29,8 @@ REPEATABLE = (
     "FlowMatchEulerDiscreteScheduler",
     "EulerDiscreteScheduler",
     "DDIMScheduler",
+    "CogVideoXDDIMScheduler",
+    "MiniMaxH3Scheduler",
     "UniPCMultistepScheduler",
     "DPMSolverMultistepScheduler",
     "DEISMultistepScheduler",
@@ -156,12 +158,21 @@ def is_ancestral_flow(scheduler: Any) -> bool:
     return is_one_of(("LTXEulerAncestralRFScheduler",), scheduler)
 
 
+def own_setting(scheduler: Any, name: str) -> Any:
+    """A setting in a sampler's configuration that its class takes, else None.
+
+    By `from_config` a sampler keeps those of the one before it too, which it does not go by.
+    """
+    own = (vars(base)["__init__"] for base in type(scheduler).__mro__ if "__init__" in vars(base))
+    is_own = any(name in inspect.signature(init).parameters for init in own)
+    return scheduler.config.get(name) if is_own else None
+
+
 def is_repeatable(scheduler: Any) -> bool:
     """Whether steps of this sampler can be repeated from the state before them."""
-    config = scheduler.config
-    draws = config.get("stochastic_sampling") or "sde" in str(config.get("algorithm_type"))
-    draws = draws or config.get("scheduler_type") == "dmd"
-    return is_one_of(REPEATABLE, scheduler) and not draws and config.get("solver_p") is None
+    draws = own_setting(scheduler, "stochastic_sampling") or "sde" in str(own_setting(scheduler, "algorithm_type"))
+    draws = draws or own_setting(scheduler, "scheduler_type") == "dmd"
+    return is_one_of(REPEATABLE, scheduler) and not draws and own_setting(scheduler, "solver_p") is None
 
 
 def is_heun(scheduler: Any) -> bool:
@@ -176,7 +187,7 @@ def is_one_of(names: tuple[str, ...], scheduler: Any) -> bool:
 
 def is_one_step(scheduler: Any) -> bool:
     """Whether a step of this sampler depends on nothing but where it starts; of Heun's, the two of a step together."""
-    return is_repeatable(scheduler) and scheduler.config.get("solver_order", 1) == 1
+    return is_repeatable(scheduler) and (own_setting(scheduler, "solver_order") or 1) == 1
 
 
 def straight(make: Make, length: float) -> Make:

@@ -10,6 +10,7 @@ import sampled_models
 import torch
 from accelerate import cpu_offload
 from diffusers import (
+    CogVideoXDDIMScheduler,
     CogVideoXDPMScheduler,
     DDIMScheduler,
     DEISMultistepScheduler,
@@ -21,6 +22,7 @@ from diffusers import (
     HeliosScheduler,
     HeunDiscreteScheduler,
     LTXEulerAncestralRFScheduler,
+    MiniMaxH3Scheduler,
     UniPCMultistepScheduler,
     WanPipeline,
 )
@@ -70,12 +72,14 @@ SAMPLERS = {
     "UniPC of third order": lambda: UniPCMultistepScheduler(**FLOW, solver_order=3),
     "DPM-Solver++": lambda: DPMSolverMultistepScheduler(**FLOW),
     "DEIS": lambda: DEISMultistepScheduler(**FLOW),
+    "MiniMax-H3's": lambda: MiniMaxH3Scheduler(shift=3),
 }
 OF_NOISE = {
     "Euler of noise": lambda: EulerDiscreteScheduler(),
     "Heun of noise": lambda: HeunDiscreteScheduler(),
     "DPM-Solver++ of noise": lambda: DPMSolverMultistepScheduler(),
     "DDIM of noise": lambda: DDIMScheduler(steps_offset=1, clip_sample=False),
+    "CogVideoX's": lambda: CogVideoXDDIMScheduler(prediction_type="v_prediction", rescale_betas_zero_snr=True),
 }
 DRAWING = {
     "SDE": lambda: DPMSolverMultistepScheduler(**FLOW, algorithm_type="sde-dpmsolver++"),
@@ -94,8 +98,8 @@ def test_what_forecasts_missed_of_a_straight_slope_is_made_up_for(sampler, forec
     """
     first, slope, x = torch.randn(3, 1, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     plain, scheduler = ({**SAMPLERS, **OF_NOISE}[sampler]() for _ in range(2))
-    plain.set_timesteps(10)
-    scheduler.set_timesteps(10)
+    plain.set_timesteps(11)  # of which MiniMax-H3's makes 10
+    scheduler.set_timesteps(11)
     wanted, velocities, replay, layout = x, Velocities(forecast), Replay(scheduler), LatentLayout(())
     for k, t in enumerate(plain.timesteps):
         level = float(plain.sigmas[k])
@@ -731,10 +735,29 @@ def test_which_samplers_can_be_repeated():
         (FlowMatchEulerDiscreteScheduler(shift=3, stochastic_sampling=True), False, False),
         (DRAWING["SDE"](), False, False),
         (DDIMScheduler(), True, True),
+        (CogVideoXDDIMScheduler(), True, True),
+        (MiniMaxH3Scheduler(), True, True),
         (CogVideoXDPMScheduler(), False, False),
         (LTXEulerAncestralRFScheduler(), False, False),
     ):
         assert (is_repeatable(scheduler), is_one_step(scheduler)) == (repeatable, one_step), scheduler.config
+
+
+def test_settings_that_a_sampler_keeps_of_the_one_before_it_are_not_its_own():
+    """By `from_config`, as where UniPC of a checkpoint is replaced by Euler's."""
+    drawing = DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", solver_order=2)
+    for cls, before in (
+        (FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler(**FLOW)),
+        (EulerDiscreteScheduler, drawing),
+        (DDIMScheduler, drawing),
+        (FlowMatchHeunDiscreteScheduler, FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)),
+    ):
+        found = cls.from_config(before.config)
+        assert is_repeatable(found) and is_one_step(found), found.config
+    pipe, _ = examples.wan_pipeline()
+    pipe.scheduler = found
+    assert "stochastic_sampling" in found.config
+    mmaccel.plan(pipe, HeterogeneousSteps())
 
 
 def test_tokens_that_are_held_have_a_timestep_of_their_own():

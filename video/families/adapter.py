@@ -15,7 +15,7 @@ from mmaccel.private import is_forward_compiled, runs_compiled
 from mmaccel.session import Session
 
 from ..private import check_no_cache, hooks_anew
-from ..samplers import is_one_of
+from ..samplers import is_one_of, own_setting
 from .context_parallel import refuse_split
 
 # What denoises, in the order in which a step runs them. A prior that a scheduler of its own steps is not one of them.
@@ -228,7 +228,7 @@ def require_steps(adapter: DiffusionTransformerAdapter, method: str) -> None:
             " canvas.HaltonOrder() and others of canvas work on those of diffusers' own AmusedPipeline"
         )
     advice = "run fewer steps" + (", or use video.SparseAttention" if adapter.family in TRANSFORMERS else "")
-    if scheduler.config.get("stochastic_sampling"):
+    if own_setting(scheduler, "stochastic_sampling"):
         sampler += "(stochastic_sampling=True)"
         advice = (
             f"set pipe.scheduler = {type(scheduler).__name__}.from_config(pipe.scheduler.config,"
