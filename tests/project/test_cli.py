@@ -118,7 +118,8 @@ def test_a_clip_is_filmed_and_asked_about(tmp_path, capsys, monkeypatch):
     pytest.importorskip("av")
     monkeypatch.chdir(tmp_path)
     film = ["run", "video", "rocket moves up, blue background", "-o", "clip.mp4", "--compare", "--steps", "4"]
-    assert run(capsys, *film, "--trace", "trace.png")[0] == 0
+    code, out = run(capsys, *film, "--trace", "trace.png")
+    assert code == 0 and out.out.endswith("beside it\nwrote trace.png\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.compare.mp4", "clip.mp4", "trace.png"]
     from mmaccel import vlm
 
