@@ -330,11 +330,21 @@ def test_live_text_is_there_at_once_and_a_pause_is_no_text(monkeypatch):
     live.show([Partial("try", "", "try"), Endpoint(1.0)])
     live.show([])
     assert flushed == ["try", "try"]
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: SimpleNamespace(columns=33))
-    assert LiveText(out).width == 33
+    for columns in (33, 9):  # the window is made narrower on the way
+        monkeypatch.setattr("shutil.get_terminal_size", lambda columns=columns: SimpleNamespace(columns=columns))
+        assert live.width == columns
 
 
-def test_live_text_on_a_terminal():
+def test_live_text_on_a_terminal_that_cannot_redraw(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    out = io.StringIO()
+    out.isatty = lambda: True
+    LiveText(out).show([Partial("try", " again", "try"), Final("try again.", (), 0.0, 1.0)])
+    assert out.getvalue() == "try again.\n"
+
+
+def test_live_text_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     out.isatty = lambda: True
     live = LiveText(out, width=12)
