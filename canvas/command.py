@@ -57,6 +57,8 @@ class CanvasCommand(Command):
                     commits.save(drawing, pipe.tokenizer)
             print(f"{'fast:  ' if arguments.compare else ''}{text}")
             print(told(session.report), flush=True)
+            if commits is not None:
+                print(f"wrote {arguments.trace}")
 
     def add_call(self, parser: Any) -> None:
         parser.add_argument("picture", type=Path, nargs="?", help="picture file, such as .png")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.cli.arguments import number, positive, whole
+from mmaccel.cli.arguments import number, whole
 from mmaccel.cli.command import Command, Prepared, check_example
 from mmaccel.cli.model_arguments import opened
 from mmaccel.errors import AudioError, SettingError
@@ -120,12 +120,12 @@ def _add_listening(parser: Any) -> None:
     parser.add_argument("--policy", choices=sorted(POLICIES), default="local-agreement", help=words)
     pauses = ["auto", "silero", "energy"]
     parser.add_argument("--endpoint", choices=pauses, default="auto", help="the detector of pauses (default auto)")
-    parser.add_argument(
-        "--silence", type=positive, default=0.44, help="seconds of silence that end a segment (default 0.44)"
-    )
-    parser.add_argument(
-        "--longest", type=positive, default=15.0, help="seconds after which a segment is cut (default 15)"
-    )
+    pause = number("between 0.1 and 10 seconds", lambda value: 0.1 <= value <= 10)
+    ends = "seconds of silence that end a segment (default 0.44)"
+    parser.add_argument("--silence", type=pause, default=0.44, help=ends)
+    segment = number("between 2 and 60 seconds", lambda value: 2 <= value <= 60)
+    cut = "seconds after which a segment is cut (default 15)"
+    parser.add_argument("--longest", type=segment, default=15.0, help=cut)
     seconds = number("between 0 and 20 seconds", lambda value: 0 <= value <= 20)
     again = "seconds that a final is decoded with, the speech before a breath included, such as 14 (default 0: alone)"
     parser.add_argument("--rejoin", type=seconds, default=0.0, help=again)

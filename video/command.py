@@ -79,6 +79,8 @@ class VideoCommand(Command):
             kind = runs["plain"].kind
             print(f"  quality     {quality.distance(*frames)} to the plain {kind}, measured")
         tell_written(arguments, both)
+        if arguments.trace:
+            print(f"wrote {arguments.trace}")
 
     def open(self, arguments: argparse.Namespace) -> tuple[Any, Any]:
         from . import generation

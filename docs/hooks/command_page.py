@@ -52,8 +52,8 @@ def command_page() -> str:
 
 
 def _helps(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-    """Names and help of a parser and of those below it, without examples of the whole program."""
-    parser.epilog = None if " " in parser.prog else parser.epilog
+    """Names and help of a parser and of those below it; the examples of a command stand with each of its kinds."""
+    parser.epilog = None if parser.prog.count(" ") == 1 else parser.epilog
     yield parser.prog, parser.format_help().strip()
     for action in parser._actions:  # argparse has no public way to its subparsers
         if isinstance(action, argparse._SubParsersAction):

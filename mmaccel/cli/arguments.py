@@ -53,10 +53,23 @@ class Parser(argparse.ArgumentParser):
 
 
 def kinds_of(commands: Any, name: str, about: str, **texts: str) -> Any:
-    """Add a command that is followed by a kind; returns what kinds are added to, with the same texts in their help."""
-    looks: dict[str, Any] = {**texts, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = commands.add_parser(name, help=about, **looks)
+    """Add a command that is followed by a kind, with `texts` in its help; returns what kinds are added to."""
+    looks: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = commands.add_parser(name, help=about, **texts, **looks)
     return parser.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=partial(Parser, **looks))
+
+
+def examples_of(kind: str, examples: str) -> str:
+    """Of a command's examples, those of one kind.
+
+    Examples
+    --------
+    >>> print(examples_of("vlm", "examples:\\n  mmaccel batch image a.jsonl\\n  mmaccel batch vlm clips"))
+    examples:
+      mmaccel batch vlm clips
+    """
+    title, *lines = re.split(r"\n(?=  \S)", examples.rstrip())
+    return "\n".join([title, *(line for line in lines if re.match(rf"  mmaccel \w+ {kind}\b", line))])
 
 
 def in_options(text: str) -> str:

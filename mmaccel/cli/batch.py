@@ -15,7 +15,7 @@ from ..batch.items import TEXT
 from ..cluster.connection import HERE
 from ..errors import SettingError
 from ..modality import modalities
-from .arguments import RUNS, kinds_of, whole
+from .arguments import RUNS, examples_of, kinds_of, whole
 from .command import Command
 from .model_arguments import add_model
 
@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   mmaccel batch vlm clips -o answers --question "what moves up?"
   mmaccel batch document pages -o texts --ray
   mmaccel batch speech recordings -o subtitles --format .vtt
+  mmaccel batch canvas pictures -o lists
   mmaccel batch image prompts.parquet -o /shared/pictures --ray 10.0.0.5:6379 --workers 8
 """
 # What says where and how, but not what an output is: it may differ from one run into a folder to the next.
@@ -46,7 +47,8 @@ def add_parser(commands: Any) -> None:
     for modality in modalities():
         for name, command in modality.commands().items():
             if (batching := command.batching) is not None:
-                kind = kinds.add_parser(name, help=batching.help, description=_about(batching))
+                looks = {"description": _about(batching), "epilog": examples_of(name, EXAMPLES)}
+                kind = kinds.add_parser(name, help=batching.help, **looks)
                 _add_places(kind, batching.writes)
                 batching.add_item(kind)
                 command.add_acceleration(kind)

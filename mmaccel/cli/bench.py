@@ -16,7 +16,7 @@ from ..comparison.ranks import Ranks
 from ..errors import MmaccelError, SettingError, WeightsError
 from ..files.output import check_writable
 from ..modality import modalities
-from .arguments import THREADS, kinds_of, whole
+from .arguments import THREADS, examples_of, kinds_of, whole
 
 if TYPE_CHECKING:
     from ..bench.benchmark import Benchmark
@@ -58,13 +58,14 @@ def add_parser(commands: Any) -> None:
     """Add `bench` with its kinds to the command line."""
     kinds = kinds_of(commands, "bench", "measure methods against plain runs", epilog=EXAMPLES)
     for name in benchmarks():
-        kind = kinds.add_parser(name, help=f"the benchmark of {name}")
+        examples = f"examples:\n  mmaccel bench {name}\n  mmaccel bench {name} --page results/{name}.md"
+        kind = kinds.add_parser(name, help=f"the benchmark of {name}", epilog=examples)
         _add_common(kind, "an hour or two on 2 cores")
         kind.add_argument(
             "--page", type=Path, help=f"also write the Markdown page, its plots and its rows as JSON; {GOES_ON}"
         )
         kind.set_defaults(run=run_benchmark)
-    every = kinds.add_parser("all", help="all benchmarks, one after the other")
+    every = kinds.add_parser("all", help="all benchmarks, one after the other", epilog=examples_of("all", EXAMPLES))
     _add_common(every, "hours on 2 cores")
     every.add_argument(
         "--page",
@@ -73,7 +74,9 @@ def add_parser(commands: Any) -> None:
         help=f"write the pages, plots and JSON of each benchmark there when it ends; {GOES_ON}",
     )
     every.set_defaults(run=run_all)
-    difference = kinds.add_parser("difference", help="compare two results, row by row")
+    difference = kinds.add_parser(
+        "difference", help="compare two results, row by row", epilog=examples_of("difference", EXAMPLES)
+    )
     difference.add_argument("old", type=Path, metavar="OLD.json")
     difference.add_argument("new", type=Path, metavar="NEW.json")
     difference.add_argument("--json", action="store_true", help="print the rows as JSON to standard output")
@@ -84,7 +87,9 @@ def add_parser(commands: Any) -> None:
         help="exit with code 1 if a speed-up is below this share of the old one",
     )
     difference.set_defaults(run=run_difference, loads_models=False)
-    index = kinds.add_parser("index", help="write the page and the plots of all results in a folder")
+    index = kinds.add_parser(
+        "index", help="write the page and the plots of all results in a folder", epilog=examples_of("index", EXAMPLES)
+    )
     index.add_argument("folder", type=Path, nargs="?", default=FOLDER, help=f"default {FOLDER}")
     index.set_defaults(run=run_index, loads_models=False)
 

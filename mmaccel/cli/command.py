@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import SettingError
 from ..modality import get_modality, modalities
-from .arguments import RUNS, kinds_of, number, whole
+from .arguments import RUNS, examples_of, kinds_of, number, whole
 from .model_arguments import add_methods, add_model, chosen_methods, opened
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def add_kinds(commands: Any, name: str, about: str, examples: str, seeds: int) -
     kinds = kinds_of(commands, name, about, epilog=examples)
     for modality in modalities():
         command = modality.command()
-        kind = kinds.add_parser(modality.name, help=command.measured)
+        kind = kinds.add_parser(modality.name, help=command.measured, epilog=examples_of(modality.name, examples))
         command.add_call(kind)
         _add_rounds(kind, command.seeded, seeds)
         add_model(kind, modality.model)

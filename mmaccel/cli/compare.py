@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   mmaccel compare speech talk.wav --method speech.SuffixDraft -o talk.html
   mmaccel compare speech one.wav two.mp3 --method speech.MergeAudioTokens --reference "what one says" \\
       --reference "what two says" -o both.html
+  mmaccel compare canvas --example --method canvas.FactorCommit -o canvas.html
 """
 
 

@@ -24,8 +24,8 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client", "websockets", "python_mul
 ABOUT = f"""Serve a model, accelerated, over HTTP as OpenAI's clients ask for it.
 
 With --ray the model is in replicas, of which Ray Serve replaces those that end:
-  mmaccel serve image --ray --replicas 2
-  mmaccel serve image --ray 10.0.0.5:6379 --replicas 1-8 --device cuda
+  mmaccel serve KIND --ray --replicas 2
+  mmaccel serve KIND --ray 10.0.0.5:6379 --replicas 1-8 --device cuda
 
 Clients must send the API key that the environment variable {KEY} holds,
 if it is set.
@@ -38,7 +38,8 @@ def add_parser(commands: Any) -> None:
     for modality in modalities():
         if modality.serving:
             command = modality.command()
-            kind = kinds.add_parser(modality.name, help=command.help)
+            about = ABOUT.replace("KIND", modality.name)
+            kind = kinds.add_parser(modality.name, help=command.help, description=about)
             _add_arguments(kind)
             command.add_acceleration(kind)
             add_model(kind, modality.model)

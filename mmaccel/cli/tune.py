@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   mmaccel tune image "red heart" --method image.SpeculativeJacobi -o plan.json
   mmaccel tune vlm clip.mp4 "what moves up?" --method vlm.DyCoke --floor 1 -o plan.json
   mmaccel tune speech talk.wav --method speech.MergeAudioTokens --setting keep=0.5,0.6,0.8 --target-speedup 1.1
+  mmaccel tune canvas --example --method canvas.FactorCommit --floor 1 -o plan.json
   mmaccel run video "rocket moves up" --plan plan.json -o clip.mp4
 """
 

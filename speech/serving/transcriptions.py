@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from .session_settings import PROMPT
 HOLDS = ("json", "text", "srt", "vtt", "verbose_json")
 TEXTS = {"response_format": "json", "language": "", "prompt": ""}  # fields, and what they are else
 GRANULARITIES = ("segment", "word")
+LONGEST_NAME = 60  # letters, which are 240 bytes at most
 # What OpenAI's segments have too: clients compare some of these with bounds, which let these values pass.
 UNMEASURED = {"avg_logprob": 0.0, "no_speech_prob": 0.0, "temperature": 0.0, "seek": 0}
 
@@ -141,9 +143,9 @@ def _check_used(form: str, times: list[Any], streams: bool) -> None:
 
 def _samples(given: Upload) -> torch.Tensor:
     """The sound of a file that came with a request."""
-    suffix = PurePosixPath(given.name.replace("\\", "/")).suffix
+    name = re.sub(r"[^\w .-]", "_", PurePosixPath(given.name.replace("\\", "/")).name)[-LONGEST_NAME:].strip(" .-")
     with tempfile.TemporaryDirectory(prefix="mmaccel-serve-") as folder:
-        path = Path(folder) / f"recording{suffix if suffix[1:].isalnum() and len(suffix) < 8 else ''}"
+        path = Path(folder) / (name or "recording")  # as errors call it
         path.write_bytes(given.data)
         return read_recording(path, FILES)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from itertools import takewhile
 from typing import TextIO
@@ -28,9 +29,14 @@ class LiveText:
 
     def __init__(self, out: TextIO, width: int | None = None) -> None:
         self.out = out
-        self.redraws = out.isatty()
-        self.width = width or shutil.get_terminal_size().columns
+        self.redraws = out.isatty() and os.environ.get("TERM") != "dumb"  # which would show the codes themselves
+        self._width = width
         self._shown = ""
+
+    @property
+    def width(self) -> int:
+        """Columns of a line: people make windows narrower while they speak."""
+        return self._width or shutil.get_terminal_size().columns
 
     def show(self, events: list[Event]) -> None:
         """Write these events."""

@@ -95,6 +95,7 @@ def test_what_was_not_watched_is_said(loaded):
 def test_the_command_draws_it(tmp_path, capsys):
     path = tmp_path / "commits.png"
     assert cli.main(["run", "canvas", "--example", "--gen-length", "32", "--trace", str(path)]) == 0
-    assert path.stat().st_size > 1000 and "passes" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert path.stat().st_size > 1000 and "passes" in told and told.endswith(f"\nwrote {path}\n")
     assert cli.main(["run", "canvas", "--example", "--trace", str(tmp_path / "commits.doc")]) == 2
     assert "cannot write a picture as 'commits.doc'" in capsys.readouterr().err

@@ -1,11 +1,13 @@
 """The demo app in a browser: each tab generates, compares and reports; visitors never mix, and may leave."""
 
+import io
 import logging
 import time
 import urllib.error
 import urllib.request
 
 import pytest
+from PIL import Image
 
 from mmaccel.demos import app
 
@@ -93,7 +95,7 @@ def test_the_image_tab_generates_compares_and_reports(visit, url):
 
 
 def test_the_video_tab_compares_and_reports_at_phone_width(visit):
-    page = visit(width=390)
+    page = visit(width=390, color_scheme="dark")
     panel = tab(page, "Video")
     say(panel, Prompt="rocket moves up", Steps="6", Frames="5", Height="32", Width="32")
     run(panel, "Compare")
@@ -105,6 +107,8 @@ def test_the_video_tab_compares_and_reports_at_phone_width(visit):
         "frames = fast(prompt='rocket moves up', num_inference_steps=6"
         in panel.locator(".cm-content").last.inner_text()
     )
+    comment = panel.locator(".cm-line span", has_text="# measures").screenshot()
+    assert Image.open(io.BytesIO(comment)).convert("L").getextrema()[1] >= 155, "it can be read in the dark"
 
 
 def test_the_canvas_tab_starts_from_a_card_or_an_upload(visit, tmp_path):

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,15 @@ def test_help_has_examples_of_its_own(capsys, kind):
         (f"run {kind}", "run video") if kind == "vlm" else (f"run {kind}",)
     )  # which makes the clip that is asked about
     assert all(line.startswith(own) for line in examples)
+
+
+@pytest.mark.parametrize("command", ("compare", "tune", "batch", "bench", "serve"))
+def test_help_of_a_kind_has_examples_of_that_kind_alone(command):
+    kinds = cli.build_parser()._subparsers._group_actions[0].choices[command]._subparsers._group_actions[0].choices
+    assert len(kinds) >= 4
+    for kind, parser in kinds.items():
+        of = re.findall(r"^ +mmaccel \w+ (\w+)", parser.format_help(), re.MULTILINE)
+        assert of and set(of) == {kind}, f"{command} {kind}"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +118,8 @@ def test_a_clip_is_filmed_and_asked_about(tmp_path, capsys, monkeypatch):
     pytest.importorskip("av")
     monkeypatch.chdir(tmp_path)
     film = ["run", "video", "rocket moves up, blue background", "-o", "clip.mp4", "--compare", "--steps", "4"]
-    assert run(capsys, *film, "--trace", "trace.png")[0] == 0
+    code, out = run(capsys, *film, "--trace", "trace.png")
+    assert code == 0 and out.out.endswith("beside it\nwrote trace.png\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.compare.mp4", "clip.mp4", "trace.png"]
     from mmaccel import vlm
 

@@ -105,10 +105,12 @@ BAD = (
     ({"temperature": 0.7}, "temperature='0.7'"),
     ({"include": ["logprobs"]}, "'include' is not used here"),
     ({"model": "whisper-1"}, "unknown model 'whisper-1': this server has 'moonshine-tiny'"),
-    ({"file": ("talk.wav", b"RIFF")}, "recording.wav"),
-    ({"file": ("talk.wav", b"")}, "recording.wav is empty"),
+    ({"file": ("talk.wav", b"RIFF")}, "talk.wav is no audio file"),
+    ({"file": ("talk.wav", b"")}, "talk.wav is empty"),
     # it names a file of the server, which FFmpeg would open
-    ({"file": ("list.txt", b"ffconcat version 1.0\nfile /etc/passwd\n")}, "recording.txt is no audio file"),
+    ({"file": ("list.txt", b"ffconcat version 1.0\nfile /etc/passwd\n")}, "list.txt is no audio file"),
+    ({"file": ("talk: \u05e9\u05dc\u05d5\u05dd.mp3", b"RIFF")}, "talk_ \u05e9\u05dc\u05d5\u05dd.mp3 is no audio file"),
+    ({"file": ("\u05e9" * 300 + ".wav", b"RIFF")}, "\u05e9.wav is no audio file"),
     ({"file": ("../../x.wav/../..", b"RIFF")}, "recording is no audio file"),
 )
 
@@ -135,7 +137,7 @@ def test_what_is_no_form_is_refused(listener):
 
 def test_long_recordings_are_refused(listener, recording, monkeypatch):
     monkeypatch.setattr(transcriptions, "FILES", replace(transcriptions.FILES, audio_seconds=2))
-    with pytest.raises(AudioError, match="recording.wav lasts longer than 2 s"):
+    with pytest.raises(AudioError, match="^a.wav lasts longer than 2 s"):
         listener.parse({"file": Upload("a.wav", recording.read_bytes())})
 
 

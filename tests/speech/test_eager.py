@@ -135,6 +135,7 @@ def test_a_transcript_is_of_finals_alone():
 def test_an_end_on_a_terminal_is_no_longer_grey(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     LiveText(out, 80).show([Partial("try", " again.", "try"), Eager("try again.", 1.0), Resumed(1.2)])
     assert out.getvalue().endswith("\r\x1b[2Ktry again.\x1b[2m\x1b[0m")
     pipe = io.StringIO()

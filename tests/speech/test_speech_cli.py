@@ -238,7 +238,8 @@ def test_an_error_before_anything_is_heard_leaves_the_file_alone(model, tmp_path
         (["WAV", "--update-interval", "0"], "--update-interval 0"),
         (["WAV", "--update-interval", "2"], "--update-interval is for --live"),
         (["missing.wav", "--update-interval", "0"], "--update-interval 0"),
-        (["WAV", "--silence", "0"], "silence"),
+        (["WAV", "--silence", "0"], "--silence 0: it must be between 0.1 and 10 seconds"),
+        (["WAV", "--longest", "61"], "--longest 61: it must be between 2 and 60 seconds"),
         (["WAV", "--policy", "append-only"], "say --policy local-agreement"),
         (["-", "--channels", "0"], "--channels"),
     ),
@@ -329,11 +330,21 @@ def test_live_text_is_there_at_once_and_a_pause_is_no_text(monkeypatch):
     live.show([Partial("try", "", "try"), Endpoint(1.0)])
     live.show([])
     assert flushed == ["try", "try"]
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: SimpleNamespace(columns=33))
-    assert LiveText(out).width == 33
+    for columns in (33, 9):  # the window is made narrower on the way
+        monkeypatch.setattr("shutil.get_terminal_size", lambda columns=columns: SimpleNamespace(columns=columns))
+        assert live.width == columns
 
 
-def test_live_text_on_a_terminal():
+def test_live_text_on_a_terminal_that_cannot_redraw(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    out = io.StringIO()
+    out.isatty = lambda: True
+    LiveText(out).show([Partial("try", " again", "try"), Final("try again.", (), 0.0, 1.0)])
+    assert out.getvalue() == "try again.\n"
+
+
+def test_live_text_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     out.isatty = lambda: True
     live = LiveText(out, width=12)
