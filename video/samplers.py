@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from typing import Any
@@ -40,6 +41,7 @@ REPEATABLE = (
 CHURNING = ("EulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 
 
+@functools.cache
 def step_names(cls: Any) -> tuple[str, ...]:
     """Names of what a sampler's `step` is given, in order: of the nearest class that names all that it goes by.
 
