@@ -118,6 +118,6 @@ def test_blocks_that_are_reused_give_what_they_would_compute(name):
     expected = pipe(inputs, steps=1, still=True)
     for label in BLOCKS[name]:
         with mmaccel.accelerate(pipe, METHODS[label]) as fast:
-            out = fast(inputs, steps=5, still=True)
+            out = fast(inputs, steps=4, still=True)
             assert fast.report.engaged, label
         torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
