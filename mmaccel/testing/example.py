@@ -92,7 +92,7 @@ class Example:
 
     def shapes(self, target: Any, arguments: Arguments) -> list[torch.Size]:
         """Shapes of what it gives: three rows and one of the first variant, of the others two and one by turns."""
-        first, *others = self.variants or ({},)
+        first, *others = list(self.variants) or [{}]
         calls = [(3, first), (1, first), *((2 - number % 2, each) for number, each in enumerate(others))]
         return [self.run(target, arguments, batch=batch, **variant).shape for batch, variant in calls]
 
