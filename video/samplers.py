@@ -41,12 +41,16 @@ REPEATABLE = (
 CHURNING = ("EulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 
 
-@functools.cache
 def step_names(cls: Any) -> tuple[str, ...]:
     """Names of what a sampler's `step` is given, in order: of the nearest class that names all that it goes by.
 
     A subclass may pass on whatever it is given.
     """
+    return _step_names(cls)  # which type checkers take for hashable as `Any` alone
+
+
+@functools.cache  # every step asks twice
+def _step_names(cls: Any) -> tuple[str, ...]:
     own = (vars(base)["step"] for base in cls.__mro__ if "step" in vars(base))
     named = (tuple(inspect.signature(step).parameters)[1:] for step in own)
     return next((names for names in named if set(STEPPED) <= set(names)), STEPPED)
