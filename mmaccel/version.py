@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from importlib import metadata
@@ -14,10 +15,17 @@ CODE = ":(top,exclude)docs"
 
 def versions() -> dict[str, str]:
     """Versions that decide what a run does, for plans, reports and benchmark headers."""
-    found = {"mmaccel": __version__, "python": platform.python_version()}
-    for package in ("torch", "transformers", "diffusers"):
-        found[package] = metadata.version(package)
-    return found
+    packages = ("torch", "transformers", "diffusers")
+    return {
+        "mmaccel": __version__,
+        "python": platform.python_version(),
+        **{package: _installed(package) for package in packages},
+    }
+
+
+@functools.cache  # every session asks, and the description of a package takes milliseconds to read
+def _installed(package: str) -> str:
+    return metadata.version(package)
 
 
 def commit() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from typing import Any
@@ -47,6 +48,11 @@ def step_names(cls: Any) -> tuple[str, ...]:
 
     A subclass may pass on whatever it is given.
     """
+    return _step_names(cls)  # which type checkers take for hashable as `Any` alone
+
+
+@functools.cache  # every step asks twice
+def _step_names(cls: Any) -> tuple[str, ...]:
     own = (vars(base)["step"] for base in cls.__mro__ if "step" in vars(base))
     named = (tuple(inspect.signature(step).parameters)[1:] for step in own)
     return next((names for names in named if set(STEPPED) <= set(names)), STEPPED)

@@ -91,9 +91,10 @@ class Example:
         return self.tried[-1]
 
     def shapes(self, target: Any, arguments: Arguments) -> list[torch.Size]:
-        """Shapes of what it gives in the variants, two rows and one by turns; without one where there are none."""
-        calls = enumerate(self.variants or ({},))
-        return [self.run(target, arguments, batch=2 - number % 2, **variant).shape for number, variant in calls]
+        """Shapes of what it gives: three rows and one of the first variant, of the others two and one by turns."""
+        first, *others = list(self.variants) or [{}]
+        calls = [(3, first), (1, first), *((2 - number % 2, each) for number, each in enumerate(others))]
+        return [self.run(target, arguments, batch=batch, **variant).shape for batch, variant in calls]
 
     @cached_property
     def plain_shapes(self) -> list[torch.Size]:

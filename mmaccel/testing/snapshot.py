@@ -10,6 +10,7 @@ import torch
 
 # What Python adds to a class when its annotations are first read; the last two from 3.14 on.
 ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate_func__")
+SIMPLE = (bool, int, float, str, type(None))  # compared by value
 
 
 def snapshot(target: Any) -> dict[str, Any]:
@@ -27,7 +28,9 @@ def snapshot(target: Any) -> dict[str, Any]:
         found[f"{name}:class"] = type(part)
         classes.update(type(part).__mro__)
     for cls in classes - {torch.nn.Module}:  # which torch changes itself when it compiles
-        names = {key: id(value) for key, value in vars(cls).items() if key not in ANNOTATIONS}
+        names = dict(zip(vars(cls), map(id, vars(cls).values()), strict=True))
+        for key in ANNOTATIONS:
+            names.pop(key, None)
         found[f"class {cls.__module__}.{cls.__qualname__}"] = names
     return found
 
@@ -50,7 +53,7 @@ def _value(value: Any, is_module: bool) -> Any:
         return [_value(item, False) for item in value]
     if isinstance(value, dict):
         return {key: (id(item), _bits(item) if isinstance(item, torch.Tensor) else None) for key, item in value.items()}
-    if isinstance(value, bool | int | float | str | type(None)):
+    if isinstance(value, SIMPLE):
         return value
     if hasattr(value, "to_dict") and hasattr(value, "__dict__"):  # a configuration
         return id(value), {key: _value(item, False) for key, item in vars(value).items()}

@@ -115,9 +115,9 @@ BLOCKS = {name: {"BlockCache", "TeaCache", "TokenCache"} & row["work"].keys() fo
 def test_blocks_that_are_reused_give_what_they_would_compute(name):
     """Where latents and timestep stand still, every step's prediction is the first one's."""
     pipe, inputs = pipeline(name)
-    expected = pipe(inputs, still=True)
+    expected = pipe(inputs, steps=1, still=True)
     for label in BLOCKS[name]:
         with mmaccel.accelerate(pipe, METHODS[label]) as fast:
-            out = fast(inputs, still=True)
+            out = fast(inputs, steps=4, still=True)
             assert fast.report.engaged, label
         torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))

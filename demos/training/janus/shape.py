@@ -91,11 +91,6 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> JanusForConditionalGenera
 def encode_captions(tokenizer: PreTrainedTokenizerFast, captions: list[str], drop: list[bool]) -> list[list[int]]:
     """Token ids `[bos, words, boi]`; a dropped caption has every word replaced by `<pad>`, as Janus's
     unconditional branch has."""
-    boi = tokenizer.convert_tokens_to_ids("<boi>")
-    rows = []
-    for text, dropped in zip(captions, drop, strict=True):
-        ids = tokenizer(text)["input_ids"] + [boi]
-        if dropped:
-            ids = [ids[0]] + [tokenizer.pad_token_id] * (len(ids) - 2) + [boi]
-        rows.append(ids)
-    return rows
+    boi, pad = tokenizer.convert_tokens_to_ids("<boi>"), tokenizer.pad_token_id
+    rows = [[*ids, boi] for ids in tokenizer(captions)["input_ids"]]  # all at once: one by one is ten times slower
+    return [[row[0], *[pad] * (len(row) - 2), boi] if dropped else row for row, dropped in zip(rows, drop, strict=True)]
