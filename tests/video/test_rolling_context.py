@@ -103,11 +103,11 @@ def test_together_with_drafts_of_a_small_model(made):
     assert torch.equal(*drawn)  # the small model has the same context as the large one
 
 
-def test_memory_is_flat_over_80_blocks_that_a_small_model_drafts(made):
+def test_memory_is_flat_over_200_blocks_that_a_small_model_drafts(made):
     """What the small model remembers, and what each pass of the large one holds, are those of 20 blocks."""
     pipe, call = made
     drafts, found = small_model(), []
-    for blocks in (20, 80):
+    for blocks in (20, 200):
         methods = (video.RollingContext(blocks=4), video.BlockRouter(tau=-1e9, steps=1, latents=True))
         with mmaccel.accelerate(pipe, *methods) as fast:
             passes, handle = seen(pipe)
