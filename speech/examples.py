@@ -24,6 +24,14 @@ from mmaccel.testing.untrained import untrained
 
 VOCABULARY, NEW_TOKENS, SAMPLES = 64, 24, 16_000  # so many tokens that texts repeat something
 START, END = 1, 2
+TOKENS = {
+    "vocab_size": VOCABULARY,
+    "pad_token_id": 0,
+    "bos_token_id": START,
+    "decoder_start_token_id": START,
+    "eos_token_id": END,
+    "tie_word_embeddings": False,
+}
 # Sharp enough that greedy decoding has no near-ties, does not stay at one token, and differs for other sounds: what
 # weights are multiplied by, the first part of a name that fits counts.
 MOONSHINE_SCALES = {
@@ -98,18 +106,13 @@ def moonshine(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     """A `MoonshineForConditionalGeneration`, and `arguments(batch, samples, max_new_tokens, **more)` of a call."""
     config = MoonshineConfig(
         **{
-            "vocab_size": VOCABULARY,
+            **TOKENS,
             "hidden_size": 32,
             "intermediate_size": 64,
             "encoder_num_hidden_layers": 2,
             "decoder_num_hidden_layers": 3,
             "encoder_num_attention_heads": 4,
             "decoder_num_attention_heads": 4,
-            "pad_token_id": 0,
-            "bos_token_id": START,
-            "decoder_start_token_id": START,
-            "eos_token_id": END,
-            "tie_word_embeddings": False,
             **sizes,
         }
     )
@@ -134,17 +137,12 @@ def moonshine_streaming(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
     config = MoonshineStreamingConfig(
         **{
-            "vocab_size": VOCABULARY,
+            **TOKENS,
             "encoder_config": {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 2, **heads},
             "hidden_size": 32,
             "intermediate_size": 64,
             "num_hidden_layers": 3,
             **heads,
-            "pad_token_id": 0,
-            "bos_token_id": START,
-            "decoder_start_token_id": START,
-            "eos_token_id": END,
-            "tie_word_embeddings": False,
             **sizes,
         }
     )
@@ -156,7 +154,7 @@ def whisper(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
     """A `WhisperForConditionalGeneration` of 5 seconds, and `arguments(batch, samples, max_new_tokens, **more)`."""
     config = WhisperConfig(
         **{
-            "vocab_size": VOCABULARY,
+            **TOKENS,
             "num_mel_bins": MEL_BINS,
             "d_model": 32,
             "encoder_layers": 2,
@@ -167,11 +165,6 @@ def whisper(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
             "decoder_ffn_dim": 64,
             "max_source_positions": POSITIONS,
             "max_target_positions": 96,
-            "pad_token_id": 0,
-            "bos_token_id": START,
-            "decoder_start_token_id": START,
-            "eos_token_id": END,
-            "tie_word_embeddings": False,
             "suppress_tokens": None,
             "begin_suppress_tokens": None,
             **sizes,
