@@ -22,6 +22,9 @@ TRAINED = 1000  # timesteps that samplers count down from
 # Which make a step in two, at both of its ends, and look back no further.
 HEUN = ("HeunDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 
+# Whose steps go by those before them, whatever their settings are.
+MULTISTEP = ("PNDMScheduler", "LMSDiscreteScheduler")
+
 # Pipelines that leave the last timestep out with every sampler.
 LEAVING_LAST = ("LTXI2VLongMultiPromptPipeline",)
 
@@ -36,7 +39,9 @@ REPEATABLE = (
     "DPMSolverMultistepScheduler",
     "DEISMultistepScheduler",
     "HeliosScheduler",
+    "KDPM2DiscreteScheduler",
     *HEUN,
+    *MULTISTEP,
 )
 
 # Of these, which draw noise inside a step that is given `s_churn`.
@@ -178,7 +183,8 @@ def is_repeatable(scheduler: Any) -> bool:
     """Whether steps of this sampler can be repeated from the state before them."""
     draws = own_setting(scheduler, "stochastic_sampling") or "sde" in str(own_setting(scheduler, "algorithm_type"))
     draws = draws or own_setting(scheduler, "scheduler_type") == "dmd"
-    return is_one_of(REPEATABLE, scheduler) and not draws and own_setting(scheduler, "solver_p") is None
+    adds = own_setting(scheduler, "skip_prk_steps") is False  # PNDM's Runge-Kutta steps, to what it keeps in place
+    return is_one_of(REPEATABLE, scheduler) and not (draws or adds) and own_setting(scheduler, "solver_p") is None
 
 
 def is_heun(scheduler: Any) -> bool:
@@ -193,7 +199,8 @@ def is_one_of(names: tuple[str, ...], scheduler: Any) -> bool:
 
 def is_one_step(scheduler: Any) -> bool:
     """Whether a step of this sampler depends on nothing but where it starts; of Heun's, the two of a step together."""
-    return is_repeatable(scheduler) and (own_setting(scheduler, "solver_order") or 1) == 1
+    looks_back = is_one_of(MULTISTEP, scheduler) or (own_setting(scheduler, "solver_order") or 1) > 1
+    return is_repeatable(scheduler) and not looks_back
 
 
 def straight(make: Make, length: float) -> Make:

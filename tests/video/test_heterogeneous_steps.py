@@ -21,8 +21,11 @@ from diffusers import (
     FlowMatchHeunDiscreteScheduler,
     HeliosScheduler,
     HeunDiscreteScheduler,
+    KDPM2DiscreteScheduler,
+    LMSDiscreteScheduler,
     LTXEulerAncestralRFScheduler,
     MiniMaxH3Scheduler,
+    PNDMScheduler,
     UniPCMultistepScheduler,
     WanPipeline,
 )
@@ -79,6 +82,9 @@ OF_NOISE = {
     "Heun of noise": lambda: HeunDiscreteScheduler(),
     "DPM-Solver++ of noise": lambda: DPMSolverMultistepScheduler(),
     "DDIM of noise": lambda: DDIMScheduler(steps_offset=1, clip_sample=False),
+    "PNDM": lambda: PNDMScheduler(skip_prk_steps=True, steps_offset=1),
+    "LMS": lambda: LMSDiscreteScheduler(),
+    "KDPM2": lambda: KDPM2DiscreteScheduler(),
     "CogVideoX's": lambda: CogVideoXDDIMScheduler(prediction_type="v_prediction", rescale_betas_zero_snr=True),
 }
 DRAWING = {
@@ -737,6 +743,10 @@ def test_which_samplers_can_be_repeated():
         (DDIMScheduler(), True, True),
         (CogVideoXDDIMScheduler(), True, True),
         (MiniMaxH3Scheduler(), True, True),
+        (KDPM2DiscreteScheduler(), True, True),
+        (LMSDiscreteScheduler(), True, False),
+        (PNDMScheduler(skip_prk_steps=True), True, False),
+        (PNDMScheduler(), False, False),
         (CogVideoXDPMScheduler(), False, False),
         (LTXEulerAncestralRFScheduler(), False, False),
     ):

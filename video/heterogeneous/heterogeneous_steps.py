@@ -63,8 +63,8 @@ class HeterogeneousSteps(DiffusionMethod):
         of it.
     correct
         Correct the sample once forecasts turn out wrong (default). It needs a sampler that draws no noise: Euler's,
-        Heun's, DDIM, UniPC, DPM-Solver++, DEIS, Helios's or MiniMax-H3's. With others forecasts stay uncorrected, and
-        the report says so.
+        Heun's, DDIM, PNDM, LMS, KDPM2, UniPC, DPM-Solver++, DEIS, Helios's or MiniMax-H3's. With others forecasts stay
+        uncorrected, and the report says so.
     target
         What to be near to: the ``"plain"`` run (default), or the ``"converged"`` one of many more steps. Then a step
         goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
