@@ -2,10 +2,10 @@
 
     python -m mmaccel.demos.video.learned_shares --output docs/benchmarks/long/learned_shares
 
-The method's calibration solves the shares of the layers from what each layer's own error is, by dynamic programming.
-What that error does to the clip is another thing, and DiffSparse (2026) learns it through the same program. Here a
-weight is learned for the error of each layer: from those for which all shares are equal on, they are disturbed, the program picks the shares for them, and what
-the two clips of opposite disturbances miss of the plain one says which way to go.
+Shares of the layers can be solved from what each layer's own error is, by dynamic programming. What that error does to
+the clip is another thing, and DiffSparse (2026) learns it through the same program. Here a weight is learned for the
+error of each layer, from those on for which all shares are equal: they are disturbed, the program picks the shares for
+them, and what the two clips of opposite disturbances miss of the plain one says which way to go.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from mmaccel.video.bench.benchmark import judge
 from mmaccel.video.bench.cases import MODEL, fewer_steps, scenes
 from mmaccel.video.bench.filming import Filming
 from mmaccel.video.bench.page import table
-from mmaccel.video.blocks.share_solver import PARTS, best_shares, record_errors
+
+from .share_solver import PARTS, Array, best_shares, record_errors
 
 BUDGET = 0.5
 SPREAD, RATE = 0.7, 0.3  # of the logarithms of the weights: the disturbance, and the step for each dB
 Missed = Callable[[Any, int], float]
 INTRO = (
     "`python -m mmaccel.demos.video.learned_shares`: `{model}`, {steps} steps, guidance 3, shift 3. Between full steps"
-    " every layer recomputes a share of its tokens, in eighths, half of the work in all: equal shares, those that"
-    " `calibrate_token_cache` solves in plain runs of two prompts, and those that were learned from {rounds} pairs of"
-    " clips of {trained} other prompts. {judged} more prompts judge, to which nothing was fitted; *work* is the share"
-    " of the blocks that was computed, for however many tokens. All is in [learned_shares.json](learned_shares.json)."
+    " every layer recomputes a share of its tokens, in eighths, half of the work in all: equal shares, those with the"
+    " least error of each layer's own in plain runs of two prompts, by dynamic programming, and those that were learned"
+    " through the same program from {rounds} pairs of clips of {trained} other prompts. {judged} more prompts judge, to"
+    " which nothing was fitted; *work* is the share of the blocks that was computed, for however many tokens. All is in [learned_shares.json](learned_shares.json)."
 )
 
 
@@ -51,7 +52,8 @@ def measure(rounds: int, trained: int, judged: int, seed: int) -> Iterator[dict[
     learned: dict[str, list[dict[str, Any]]] = {}
     for interval in (TokenCache.interval, filming.steps):
         method = TokenCache(BUDGET, interval)
-        errors = solved_from(training.target, method, training.steps, seed)
+        fitted = zoo.prompts(MODEL, 2, seed + 1)
+        errors = record_errors(training.target, method, fitted, {"num_inference_steps": training.steps})
         log, shares = learn(training, method, errors, rounds, seed)
         learned[str(interval)] = log
         cases = {"equal shares": None, "solved shares": fractions(errors, method, training.steps), "learned": shares}
@@ -72,20 +74,14 @@ def entry(filming: Filming, name: str, method: Method) -> Entry:
     return made
 
 
-def solved_from(pipe: Any, method: TokenCache, steps: int, seed: int) -> np.ndarray[Any, Any]:
-    """Errors `[L, PARTS + 1]` of the shares of each layer, summed over plain runs of two prompts."""
-    runs = record_errors(pipe, method, zoo.prompts(MODEL, 2, seed + 1), {"num_inference_steps": steps})
-    return np.sum([errors for errors, _ in runs], axis=0)
-
-
-def fractions(errors: np.ndarray[Any, Any], method: TokenCache, steps: int) -> tuple[float, ...]:
+def fractions(errors: Array, method: TokenCache, steps: int) -> tuple[float, ...]:
     """The best shares within the budget for such errors."""
     parts = best_shares(errors, int(method.share(steps) * len(errors) * PARTS + 1e-6))
     return tuple(part / PARTS for part in parts)
 
 
 def learn(
-    training: Filming, method: TokenCache, errors: np.ndarray[Any, Any], rounds: int, seed: int
+    training: Filming, method: TokenCache, errors: Array, rounds: int, seed: int
 ) -> tuple[list[dict[str, Any]], tuple[float, ...]]:
     """A line for each pair of clips, and the shares for the weights that were learned."""
     random, missed = np.random.default_rng(seed), misses(training, method)
@@ -100,13 +96,13 @@ def learn(
     return log, fractions(_weighted(errors, weights), method, training.steps)
 
 
-def equalizing(errors: np.ndarray[Any, Any], method: TokenCache, steps: int) -> np.ndarray[Any, Any]:
+def equalizing(errors: Array, method: TokenCache, steps: int) -> Array:
     """Logarithms of the weights `[L]` for which the best shares are equal: what one more part gains is the same."""
     parts = min(int(method.share(steps) * PARTS), PARTS - 1)
     return -np.log((errors[:, parts] - errors[:, parts + 1]).clip(1e-9))
 
 
-def _weighted(errors: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _weighted(errors: Array, weights: Array) -> Array:
     return errors * np.exp(weights)[:, None]
 
 
