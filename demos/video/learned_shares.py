@@ -39,7 +39,8 @@ INTRO = (
     " every layer recomputes a share of its tokens, in eighths, half of the work in all: equal shares, those with the"
     " least error of each layer's own in plain runs of two prompts, by dynamic programming, and those that were learned"
     " through the same program from {rounds} pairs of clips of {trained} other prompts. {judged} more prompts judge, to"
-    " which nothing was fitted; *work* is the share of the blocks that was computed, for however many tokens. All is in [learned_shares.json](learned_shares.json)."
+    " which nothing was fitted; *work* is the share of the blocks that was computed, for however many tokens. All is in"
+    " [learned_shares.json](learned_shares.json)."
 )
 
 

@@ -1,4 +1,4 @@
-"""TokenCache and its calibration: what the contract does not see."""
+"""TokenCache: what the contract does not see."""
 
 import itertools
 from types import SimpleNamespace
