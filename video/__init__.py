@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .autoregressive.block_router import BlockRouter as BlockRouter
     from .autoregressive.rolling_context import RollingContext as RollingContext
     from .blocks.block_cache import BlockCache as BlockCache
-    from .blocks.share_solver import best_shares as best_shares
-    from .blocks.share_solver import calibrate_token_cache as calibrate_token_cache
     from .blocks.sparse_attention import SparseAttention as SparseAttention
     from .blocks.token_cache import TokenCache as TokenCache
     from .caches.easy_cache import EasyCache as EasyCache

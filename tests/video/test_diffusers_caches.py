@@ -663,7 +663,6 @@ def test_what_is_calibrated_has_the_defaults_of_its_method():
         (video.calibrate_mag_cache, video.MagCache, ("threshold",)),
         (video.calibrate_tea_cache, video.TeaCache, ("threshold",)),
         (video.calibrate_steps, video.HeterogeneousSteps, ("budget",)),
-        (video.calibrate_token_cache, video.TokenCache, ("budget", "interval", "warmup", "cooldown")),
     ):
         given = inspect.signature(calibrate).parameters
         assert {name: given[name].default for name in names} == {name: getattr(cls, name) for name in names}

@@ -15,7 +15,6 @@ from mmaccel.stepping import best_steps
 from mmaccel.stepping.schedule import chosen
 from mmaccel.testing.contract import Interrupted, broken_after
 from mmaccel.video import HeterogeneousSteps, calibrate_steps, examples
-from mmaccel.video.blocks import share_solver
 from mmaccel.video.heterogeneous import step_solver
 from mmaccel.video.heterogeneous.step_solver import record_products
 
@@ -46,7 +45,7 @@ def prompted(kind=Prompted):
 
 @pytest.mark.parametrize(
     "calibrate",
-    (calibrate_steps, video.calibrate_mag_cache, video.calibrate_tea_cache, video.calibrate_token_cache),
+    (calibrate_steps, video.calibrate_mag_cache, video.calibrate_tea_cache),
 )
 def test_a_calibration_first_checks_the_pipeline(calibrate):
     model, arguments = sampled_models.wan()
@@ -127,30 +126,6 @@ def test_all_prompts_of_an_off_loaded_pipeline_are_measured():
     expected = calibrate(pipe, PROMPTS, call=call)
     pipe.enable_model_cpu_offload(device="cpu")
     assert calibrate(pipe, PROMPTS, call=call) == expected != calibrate(pipe, PROMPTS[:1], call=call)
-
-
-def test_shares_are_solved_for_all_prompts_and_all_settings_are_kept(monkeypatch):
-    pipe, call = prompted()
-    taken, ends = [], {"interval": 3, "warmup": 1, "cooldown": 2}
-    monkeypatch.setattr(share_solver, "best_shares", lambda *given: taken.append(given) or (2, 4, 8))
-    method = video.calibrate_token_cache(pipe, PROMPTS, 0.7, **ends, call=call, steps=9)
-    assert method == video.TokenCache(0.7, fractions=(0.25, 0.5, 1.0), **ends)
-    uniform = video.TokenCache(0.7, **ends)
-    (one, _), (two, _) = share_solver.record_errors(pipe, uniform, PROMPTS, {"call": call, "steps": 9})
-    ((errors, total),) = taken
-    assert np.allclose(errors, one + two) and not np.allclose(one, two)
-    assert total == 7, "of 24: five steps are full, and the other four have 1.3 left"
-
-
-def test_errors_of_shares_are_those_between_warm_up_and_cool_down(monkeypatch):
-    pipe, call = prompted()
-    measure, places = share_solver.share_errors, []
-    monkeypatch.setattr(
-        share_solver, "share_errors", lambda *given: places.append(pipe.scheduler.step_index) or measure(*given)
-    )
-    method = video.TokenCache(0.9, warmup=3, cooldown=2)
-    share_solver.record_errors(pipe, method, PROMPTS[:1], {"call": call, "steps": 8})
-    assert places == [step for step in (3, 4, 5) for _ in range(2 * 3)], "two branches of three layers"
 
 
 def test_calibrated_steps_run_and_leave_no_trace():

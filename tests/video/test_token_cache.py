@@ -1,10 +1,9 @@
-"""TokenCache and its calibration: what the contract does not see."""
+"""TokenCache: what the contract does not see."""
 
 import itertools
 from types import SimpleNamespace
 
 import diffusion_loop as loop
-import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers import transformer_wan
@@ -15,8 +14,7 @@ from mmaccel import video
 from mmaccel.errors import ConflictError, SettingError, UnsupportedTargetError
 from mmaccel.testing.contract import Interrupted, broken_after, snapshot
 from mmaccel.video import examples
-from mmaccel.video.blocks import share_solver, token_cache
-from mmaccel.video.blocks.share_solver import PARTS, record_errors, share_errors
+from mmaccel.video.blocks import token_cache
 from mmaccel.video.families.families import FAMILIES, find_family
 
 WAN = "WanTransformer3DModel"
@@ -33,26 +31,6 @@ def test_a_layer_with_a_share_computes_at_least_a_token(share, count):
 
 def computed(session):
     return session.report.details["computed"]
-
-
-@pytest.mark.parametrize("total", range(8))
-def test_no_other_shares_are_better(total):
-    """Against every way to hand the parts out, also where errors do not fall with the parts."""
-    for seed, (layers, grid) in itertools.product(range(5), ((1, 4), (2, 5), (4, 3))):
-        errors = np.random.default_rng(seed).random((layers, grid))
-        if seed % 2:
-            errors = np.sort(errors)[:, ::-1]
-        found = video.best_shares(errors, total)
-        every = [s for s in itertools.product(range(grid), repeat=layers) if sum(s) <= total]
-        least = min(sum(errors[np.arange(layers), list(s)]) for s in every)
-        assert len(found) == layers and sum(found) <= total
-        assert sum(errors[np.arange(layers), list(found)]) == pytest.approx(least)
-
-
-def test_bad_tables_and_totals():
-    for errors, total in (([[1.0]], -1), ([1.0], 1), ([[]], 0), ([[float("nan")]], 0), ([[1.0]], 0.5)):
-        with pytest.raises(SettingError, match="errors must be|total"):
-            video.best_shares(errors, total)
 
 
 @pytest.mark.parametrize("name", DIVISIBLE)
@@ -79,8 +57,6 @@ def test_other_families_are_refused(name):
     pipe, _, _ = loop.pipeline(name)
     with pytest.raises(UnsupportedTargetError, match="only those of Allegro.*Wan.*BlockCache"):
         mmaccel.accelerate(pipe, video.TokenCache())
-    with pytest.raises(UnsupportedTargetError, match="only those of Allegro"):
-        video.calibrate_token_cache(pipe)
     assert "forward" not in vars(pipe.transformer)
 
 
@@ -293,11 +269,13 @@ def test_budget_is_kept_or_the_report_says_why_not():
         fast(start, call, steps=4)
         assert "reused nothing: warmup and cooldown take 4 steps and the run has 4" in str(fast.report)
         fast(start, call, steps=24, first=18)
-        assert "67% of the work" in str(fast.report) and "calibrate" not in str(fast.report), "of the steps it makes"
+        assert "67% of the work" in str(fast.report) and "smaller fractions" not in str(fast.report), (
+            "of the steps it makes"
+        )
     with mmaccel.accelerate(pipe, video.TokenCache(0.5, fractions=(0.9, 0.5, 0.9), **ENDS)) as fast:
         fast(start, call, steps=16)
         assert "82% of the work is computed instead of 50%" in str(fast.report)
-        assert "or calibrate again" in str(fast.report)
+        assert "or smaller fractions" in str(fast.report)
 
 
 @pytest.mark.parametrize(("budget", "warns"), [(0.6, False), (0.58, True)])
@@ -309,61 +287,8 @@ def test_half_a_step_above_the_budget_is_no_warning(budget, warns):
         assert bool(fast.report.warnings) is warns and computed(fast)[::2].count(1.0) == 4
 
 
-def test_errors_are_those_of_the_tokens_that_change_least():
-    before, added, last_before, last_added = (loop.noise(2, 16, 3, seed=seed) for seed in range(4))
-    found = share_errors(before, added, last_before, last_added)
-    change = (before - last_before).square().sum((0, 2))
-    for part in range(PARTS + 1):
-        reused = change.topk(16 - 2 * part, largest=False).indices
-        left = (added - last_added)[:, reused].square().sum() / added.square().sum()
-        assert found[part] == pytest.approx(float(left), rel=1e-5)
-
-
-@pytest.mark.parametrize("build", (examples.wan_pipeline, examples.ltx_pipeline, examples.flux_pipeline))
-def test_calibrated_shares_are_no_worse_than_uniform_ones(build):
-    """By the measure they are solved for; both run, cost the same, and the pipeline is left as it was."""
-    pipe, arguments = build()
-    call = arguments(steps=12)
-    plain, before = pipe(**call)[0], snapshot(pipe)
-    for share in (0.25, 0.5, 0.75):
-        budget = (4 + 8 * share) / 12  # 4 of 12 steps are full
-        method = video.calibrate_token_cache(pipe, budget=budget, interval=3, **ENDS, **call)
-        assert snapshot(pipe) == before
-        ((errors, steps),) = record_errors(pipe, method, None, call)
-        parts = [round(fraction * PARTS) for fraction in method.fractions]
-        assert steps == 12 and np.mean(method.fractions) == pytest.approx(share)
-        layers = np.arange(len(errors))
-        assert errors[layers, parts].sum() <= errors[layers, round(share * PARTS)].sum() + 1e-12
-        with mmaccel.accelerate(pipe, method) as fast:
-            assert not torch.equal(fast(**call)[0], plain) and not fast.report.warnings
-    assert torch.equal(pipe(**call)[0], plain)
-
-
-def test_calibration_of_two_experts(monkeypatch):
-    """The second has no last step to compare its first with; what was compared is let go behind the run."""
-    pipe, arguments = loop.two_experts()
-    made, recorder = [], share_solver._Recorder
-    monkeypatch.setattr(share_solver, "_Recorder", lambda *given: made.append(recorder(*given)) or made[-1])
-    method = video.calibrate_token_cache(pipe, **ENDS, **arguments(1, steps=8))
-    assert len(method.fractions) == 2 and not made[0].last
-    assert all(np.isfinite(made[0].errors[layer]).all() for layer in (0, 1))
-
-
-def test_calibration_is_for_the_steps_that_are_made():
-    """Image-to-image starts further down."""
-    pipe, start, call = loop.pipeline(WAN)
-    later = {"start": start, "call": call, "steps": 24, "first": 18}
-    ((_, steps),) = record_errors(pipe, video.TokenCache(), None, later)
-    assert steps == 6
-    with mmaccel.accelerate(pipe, video.calibrate_token_cache(pipe, budget=0.7, **later)) as fast:
-        fast(**later)
-        assert fast.report.engaged and not fast.report.warnings
-
-
-def test_calibration_wants_steps_and_the_method_as_many_fractions_as_layers():
-    pipe, start, call = loop.pipeline(WAN)
-    with pytest.raises(SettingError, match="leave none of 4 steps"):
-        video.calibrate_token_cache(pipe, start=start, call=call, steps=4)
+def test_there_are_as_many_fractions_as_layers():
+    pipe, _, _ = loop.pipeline(WAN)
     with pytest.raises(SettingError, match="fractions for 2 layers, and WanTransformer3DModel has 3"):
         mmaccel.accelerate(pipe, video.TokenCache(fractions=(0.5, 0.5)))
     assert "forward" not in vars(pipe.transformer)

@@ -35,9 +35,9 @@ class TokenCache(StepCache):
     The other tokens reuse the layer's residual from when they were last computed. The chosen tokens attend to the
     kept keys and values of all; text in joint attention is always computed. A layer whose share is 0 is skipped, and
     one whose share is 1 keeps nothing. All layers have the same share, or those that
-    :func:`calibrate_token_cache` finds for a pipeline in one plain run; the paper learns them, with the same dynamic
-    program. Works on every family whose tokens can be computed apart, which LTX-2's and Z-Image's cannot. The report
-    counts work in tokens times layers. Lossy.
+    are given. The paper learns them; how learned ones do is measured (docs/benchmarks/long/learned_shares.md). Works on
+    every family whose tokens can be computed apart, which LTX-2's and Z-Image's cannot. The report counts work in
+    tokens times layers. Lossy.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class TokenCache(StepCache):
             if len(fractions) != len(blocks):
                 raise SettingError(
                     f"TokenCache has fractions for {len(fractions)} layers, and {type(denoiser).__name__} has"
-                    f" {len(blocks)}: calibrate_token_cache(pipe, ...) finds them"
+                    f" {len(blocks)}: give one for each, or none for equal shares"
                 )
             refuse_grouped(self.name, blocks, (share == 0 for share in fractions))
 
@@ -195,7 +195,7 @@ class _Stepper(CacheStepper):
         if cost > method.budget + 0.5 / steps:
             self.warn(
                 f"{cost:.0%} of the work is computed instead of {method.budget:.0%}: take a longer interval, more"
-                " steps, or a smaller warmup or cooldown" + (", or calibrate again" if method.fractions else "")
+                " steps, or a smaller warmup or cooldown" + (", or smaller fractions" if method.fractions else "")
             )
 
     def share(self, layer: int) -> float:
