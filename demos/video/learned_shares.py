@@ -133,10 +133,20 @@ def page(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         groups.setdefault(row["interval"], []).append(row)
     sections = {
-        f"A full step every {interval}" if interval < result["steps"] else "No full steps between": table(group)
+        f"A full step every {interval}" if interval < result["steps"] else "No full steps between": (
+            f"{lead(group)}\n\n{table(group)}"
+        )
         for interval, group in groups.items()
     }
     return pages.page(result, "Learned shares of tokens", INTRO.format(model=MODEL, **facts), sections)
+
+
+def lead(group: list[dict[str, Any]]) -> str:
+    """How near the others come to the plain clip, on the mean, beside equal shares."""
+    (equal,) = (row["quality"] for row in group if row["method"] == "equal shares")
+    others = {row["method"]: row["quality"] - equal for row in group if row["method"] != "equal shares"}
+    told = ", ".join(f"{name} {gain:+.1f} dB" for name, gain in sorted(others.items(), key=lambda item: item[1]))
+    return f"- To the plain clip, mean, against equal shares: {told}."
 
 
 if __name__ == "__main__":
