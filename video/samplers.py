@@ -198,7 +198,7 @@ def is_one_of(names: tuple[str, ...], scheduler: Any) -> bool:
 
 
 def is_one_step(scheduler: Any) -> bool:
-    """Whether a step of this sampler depends on nothing but where it starts; of Heun's, the two of a step together."""
+    """Whether a step of this sampler goes by nothing but where it starts; of Heun's and KDPM2, the two of one."""
     looks_back = is_one_of(MULTISTEP, scheduler) or (own_setting(scheduler, "solver_order") or 1) > 1
     return is_repeatable(scheduler) and not looks_back
 

@@ -59,8 +59,8 @@ def kinds_of(commands: Any, name: str, about: str, **texts: str) -> Any:
     return parser.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=partial(Parser, **looks))
 
 
-def examples_of(kind: str, examples: str) -> str:
-    """Of a command's examples, those of one kind.
+def examples_of(kind: str, examples: str) -> str | None:
+    """Of a command's examples, those of one kind; None where it has none.
 
     Examples
     --------
@@ -69,7 +69,8 @@ def examples_of(kind: str, examples: str) -> str:
       mmaccel batch vlm clips
     """
     title, *lines = re.split(r"\n(?=  \S)", examples.rstrip())
-    return "\n".join([title, *(line for line in lines if re.match(rf"  mmaccel \w+ {kind}\b", line))])
+    its = [line for line in lines if re.match(rf"  mmaccel \w+ {kind}\b", line)]
+    return "\n".join([title, *its]) if its else None
 
 
 def in_options(text: str) -> str:
