@@ -176,7 +176,7 @@ CASES = {
         "--output": (["--output", "{}/b.webp"], {"files": ["b.webp"], "printed": ...}),
         **methods(VIDEO),
         "--compare": (["--compare"], {"files": ["a.compare.png", "a.png"], "printed": ...}),
-        "--trace": (["--trace", "{}/t.png"], {"files": ["a.png", "t.png"]}),
+        "--trace": (["--trace", "{}/t.png"], {"files": ["a.png", "t.png"], "printed": ...}),
         "--seed": (["--seed", "3"], {"seed": 3}),
         **SIZES,
         "--guidance": (["--guidance", "2.5"], {"guidance": 2.5}),
@@ -219,7 +219,7 @@ CASES = {
     "run canvas": {
         **FILLED, **methods(CANVAS), **model("other"),
         "--compare": (["--compare"], {"printed": ...}),
-        "--trace": (["--trace", "{}/t.png"], {"files": ["t.png"]}),
+        "--trace": (["--trace", "{}/t.png"], {"files": ["t.png"], "printed": ...}),
     },
     "compare canvas": {**FILLED, **COUNTED, **methods(CANVAS), **OUTPUT, **model("other")},
     "tune canvas": {**FILLED, **COUNTED, **grid("factor"), **tuned(CANVAS), **model("other")},
