@@ -59,6 +59,6 @@ if __name__ == "__main__":
         __doc__,
         page,
         measure,
-        prompts={"type": int, "default": 48, "help": "half of them with things that move (default 48)"},
+        prompts={"type": int, "default": 32, "help": "half of them with things that move (default 32)"},
         steps={"type": int, "default": 40, "help": "of Euler's sampler (default 40)"},
     )
