@@ -49,9 +49,8 @@ def page(result: dict[str, Any]) -> str:
     found |= {row["method"]: [each["psnr_converged"] for each in row["samples"]] for row in rows}
     counts = ", ".join(f"{sum(psnr < APART for psnr in each)} of {name}" for name, each in found.items())
     text = f"{findings.of_budget(rows)}\n- Clips that are less than {APART:.0f} dB from the converged one: {counts}."
-    return pages.page(
-        result, "Clips and what they converge to", intro, {"50% of the steps": f"{text}\n\n{table(rows)}"}
-    )
+    sections = {f"{rows[0]['budget']:.0%} of the steps": f"{text}\n\n{table(rows)}"}
+    return pages.page(result, "Clips and what they converge to", intro, sections)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from .share_solver import PARTS, Array, best_shares, record_errors
 
 BUDGET = 0.5
 SPREAD, RATE = 0.7, 0.3  # of the logarithms of the weights: the disturbance, and the step for each dB
-Missed = Callable[[Any, int], float]
 INTRO = (
     "`python -m mmaccel.demos.video.learned_shares`: `{model}`, {steps} steps, guidance 3, shift 3. Between full steps"
     " every layer recomputes a share of its tokens, in eighths, half of the work in all: equal shares, those with the"

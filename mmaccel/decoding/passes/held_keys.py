@@ -33,10 +33,10 @@ class HeldKeys:
     behind: Tensor
 
 
-def held_keys(texts: GeneratedTexts, layer: int) -> HeldKeys:
-    """What a layer holds of texts whose prompt is read."""
+def held_keys(texts: GeneratedTexts, layer: int, held: Tensor) -> HeldKeys:
+    """What a layer holds of texts whose prompt is read, of places that are `held` as :func:`held_places` tells."""
     found = texts.cache.layers[layer]
-    seen = held_places(texts)[:, -found.keys.shape[2] :]
+    seen = held[:, -found.keys.shape[2] :]
     behind = seen.flip(1).cumsum(1).flip(1) - 1
     return HeldKeys(found.keys, found.values, behind.masked_fill(~seen, -1))
 

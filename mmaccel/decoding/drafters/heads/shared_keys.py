@@ -152,7 +152,8 @@ class SharedKeysSteps(HeadSteps):
 
     def _attend(self, tokens: Tensor, states: Tensor) -> Tensor:
         """Its states `[B, N, H]` at the places of the texts' last tokens."""
-        held = {kind: held_keys(self.texts, layer) for kind, layer in self.head.layers.items()}
+        held = held_places(self.texts)
+        keys = {kind: held_keys(self.texts, layer, held) for kind, layer in self.head.layers.items()}
         unread = torch.tensor([text.unread for text in self.texts.texts], device=self.texts.device)
-        places = held_places(self.texts).sum(1) + unread
-        return self.head.attend(tokens, states, places[:, None].expand(tokens.shape), held)
+        places = held.sum(1) + unread
+        return self.head.attend(tokens, states, places[:, None].expand(tokens.shape), keys)
