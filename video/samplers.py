@@ -174,9 +174,15 @@ def own_setting(scheduler: Any, name: str) -> Any:
 
     By `from_config` a sampler keeps those of the one before it too, which it does not go by.
     """
-    own = (vars(base)["__init__"] for base in type(scheduler).__mro__ if "__init__" in vars(base))
-    is_own = any(name in inspect.signature(init).parameters for init in own)
-    return scheduler.config.get(name) if is_own else None
+    cls: Any = type(scheduler)
+    return scheduler.config.get(name) if name in _settings(cls) else None
+
+
+@functools.cache  # some steps ask for several
+def _settings(cls: Any) -> frozenset[str]:
+    """Names of the settings that a sampler's class takes."""
+    own = (vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
+    return frozenset(name for init in own for name in inspect.signature(init).parameters)
 
 
 def is_repeatable(scheduler: Any) -> bool:
