@@ -14,6 +14,7 @@ from mmaccel.cache.argument import cache_of
 from mmaccel.demos.pages.figures import drawn, figure
 from mmaccel.demos.pages.recorded_calls import recorded
 from mmaccel.speech.audio.recordings import load_recordings
+from mmaccel.speech.decoding import merge_audio_tokens
 
 HEARD, LINES = 9.0, 14  # seconds of the recording, and lines of what was shown
 DRAFTED, ACROSS = 15.0, 0.93  # seconds of the recording, and where a line of text ends
@@ -85,7 +86,7 @@ def merged() -> tuple[Image.Image, str]:
     model, processor = speech.load("moonshine-tiny")
     samples = load_recordings(["beckett.wav"])[0].samples[: round(16_000 * MERGED)]
     inputs = processor(samples.numpy(), sampling_rate=16_000, return_tensors="pt")
-    with recorded(speech.MergeAudioTokens, "merge") as calls, mmaccel.accelerate(model, method) as fast:
+    with recorded(merge_audio_tokens, "merge_tokens") as calls, mmaccel.accelerate(model, method) as fast:
         fast.generate(**inputs, do_sample=False)
     (_, features, *_), left = calls[0]
     tokens = features.shape[1]

@@ -1,5 +1,7 @@
 """What the scripts of the documentation's pictures see of a model."""
 
+import inspect
+import re
 import types
 from contextlib import nullcontext
 
@@ -9,7 +11,7 @@ from PIL import Image
 
 from mmaccel.comparison import results
 from mmaccel.demos.app.looks import style
-from mmaccel.demos.pages import attention, comparison, pictures, video_comparison
+from mmaccel.demos.pages import attention, comparison, pictures, speech, video_comparison
 from mmaccel.demos.pages.figures import drawn, figure
 from mmaccel.demos.pages.module_trace import ModuleTrace, transformer_parts, unet_parts
 from mmaccel.demos.pages.recorded_calls import recorded
@@ -167,3 +169,11 @@ def test_the_app_looks_as_it_is_told_to():
     assert found.body_text_color_subdued == found.block_info_text_color == "*neutral_600"
     assert found.body_text_color_subdued_dark == found.block_info_text_color_dark == "*neutral_300"
     assert "system-ui" in found.font and "ui-monospace" in found.font_mono and found.primary_500 == "#3b82f6"
+
+
+@pytest.mark.parametrize("module", [attention, pictures, speech])
+def test_what_a_script_watches_is_there(module):
+    watched = re.findall(r'recorded\(([\w.]+), "(\w+)"\)', inspect.getsource(module))
+    assert watched
+    for owner, name in watched:
+        assert callable(getattr(eval(owner, vars(module)), name)), f"{owner} has no {name}"
