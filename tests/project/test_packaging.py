@@ -102,6 +102,11 @@ def test_packages_are_there_after_importing_mmaccel_alone_and_load_what_they_nee
         "with mmaccel.accelerate(model, mmaccel.vlm.SuffixDecoding()) as fast:",
         "    model.generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=4)",
         "assert fast.report.forwards and 'diffusers' not in sys.modules",
+        "from mmaccel.cli import main as cli",
+        "cli._quiet_libraries()",
+        "assert 'diffusers' not in sys.modules",
+        "from diffusers.utils import logging",
+        "assert logging.get_verbosity() == logging.ERROR",
     )
 
 
