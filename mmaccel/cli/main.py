@@ -170,7 +170,7 @@ def _quiet_libraries() -> None:
         from diffusers.utils import logging as diffusers_logging
 
         diffusers_logging.set_verbosity_error()
-    else:  # half of the commands never import it, which takes seconds
+    else:  # commands on models of transformers never import it, which takes seconds
         os.environ["DIFFUSERS_VERBOSITY"] = "error"
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
