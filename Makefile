@@ -14,7 +14,7 @@ help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 run: $(USABLE) ## draw a red heart into heart.png, and beside the one of the plain model into heart.compare.png
-	$(BIN)/mmaccel run image "big red heart on yellow" --compare -o heart.png
+	$(BIN)/mmaccel run image "big red heart on yellow" -o heart.png --compare
 
 # One thread for each process, as several run at once, and nothing from the network; many start a Python, which reads
 # what was compiled. Files run in their order: sorted by their numbers of tests, those of one test that compile kernels

@@ -28,6 +28,7 @@ class Canvas(Modality):
     title = "Masked and block-diffusion decoders"
     rank = 5
     model = "tiny-canvas"
+    deferred = ("BlockDiffusionPipeline", "Commits")
     note = (
         "A rule adds to what the call's own `threshold=` and schedule commit; `threshold=2` switches the former off,"
         " so that the rule alone decides beside one token a step."

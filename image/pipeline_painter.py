@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 from PIL import Image
 
 from mmaccel import zoo
@@ -77,6 +76,8 @@ def index_of(model: str) -> dict[str, Any] | None:
     folder = zoo.path(model) if model in zoo.names() else Path(model)
     if folder.is_dir() and not (folder / INDEX).is_file():
         return None
+    from diffusers import DiffusionPipeline
+
     try:
         return dict(DiffusionPipeline.load_config(folder if folder.is_dir() else model))
     except (OSError, ValueError):

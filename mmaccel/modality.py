@@ -46,6 +46,8 @@ class Modality(ABC):
         A remark below the list of its methods.
     adapters
         Modules and packages below :attr:`package` whose import registers the adapters.
+    deferred
+        Public names that are no methods, and whose modules import diffusers: :meth:`load` leaves them to their users.
     example
         Python that runs ``{method}`` on a model, for the documentation.
     tab
@@ -66,6 +68,7 @@ class Modality(ABC):
     model: ClassVar[str]
     note: ClassVar[str] = ""
     adapters: ClassVar[tuple[str, ...]] = ("families",)
+    deferred: ClassVar[tuple[str, ...]] = ()
     example: ClassVar[str] = ""
     tab: ClassVar[str] = ""
     tab_title: ClassVar[str] = ""
@@ -81,7 +84,8 @@ class Modality(ABC):
         """Import all methods and adapters, so that they register themselves."""
         front_door = import_module(self.package)
         for name in front_door.__all__:
-            getattr(front_door, name)
+            if name not in self.deferred:
+                getattr(front_door, name)
         for place in self.adapters:
             module = import_module(f"{self.package}.{place}")
             for found in iter_modules(getattr(module, "__path__", ())):

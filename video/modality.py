@@ -27,6 +27,7 @@ class Video(Modality):
     title = "Video"
     rank = 2
     model = "tiny-wan"
+    deferred = ("EasyCacheHook",)
     example = EXAMPLE
     tab = "mmaccel.demos.app.tabs.video_tab"
     tab_title = "Video"

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.utils.outputs import BaseOutput
 from PIL import Image
 
 from mmaccel.errors import SettingError, required
@@ -27,6 +26,8 @@ def drawn(output: Any) -> Any:
     SettingError
         If there is nothing to look at, as where a modular pipeline returns all its state.
     """
+    from diffusers.utils.outputs import BaseOutput
+
     found = output[0] if isinstance(output, tuple | BaseOutput) else output
     if isinstance(found, dict):
         found = next(iter(found.values()), None)

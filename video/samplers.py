@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import torch
-from diffusers.utils.torch_utils import randn_tensor
 
 from mmaccel.stepping.replay import Make
 from mmaccel.stepping.run import SamplerRun
@@ -67,6 +66,8 @@ def drawn_once(names: tuple[str, ...], given: dict[str, Any], output: torch.Tens
     """What a step is given, with the noise that DDIM draws where it has an `eta`: made again, it takes the same."""
     if not given.get("eta") or given.get("variance_noise") is not None or "variance_noise" not in names:
         return given
+    from diffusers.utils.torch_utils import randn_tensor
+
     noise = randn_tensor(output.shape, given.get("generator"), output.device, output.dtype)
     return {**given, "generator": None, "variance_noise": noise}
 

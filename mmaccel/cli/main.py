@@ -164,9 +164,13 @@ def _ended_by_signals() -> Iterator[None]:
 
 def _quiet_libraries() -> None:
     """Silence diffusers and transformers, whose progress bars and advice would bury our output."""
-    from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
-    diffusers_logging.set_verbosity_error()
+    if "diffusers" in sys.modules:
+        from diffusers.utils import logging as diffusers_logging
+
+        diffusers_logging.set_verbosity_error()
+    else:  # commands on models of transformers never import it, which takes seconds
+        os.environ["DIFFUSERS_VERBOSITY"] = "error"
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

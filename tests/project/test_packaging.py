@@ -96,6 +96,17 @@ def test_packages_are_there_after_importing_mmaccel_alone_and_load_what_they_nee
         "assert 'triton' not in sys.modules and 'mmaccel.kernels.gpu' not in sys.modules",
         "assert mmaccel.video.EasyCache().name == 'video.EasyCache' and 'tiny-wan' in mmaccel.zoo.names()",
         "assert callable(mmaccel.kernels.block_sparse_attention)",
+        "import torch, transformers",
+        "sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)",
+        "model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))",
+        "with mmaccel.accelerate(model, mmaccel.vlm.SuffixDecoding()) as fast:",
+        "    model.generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=4)",
+        "assert fast.report.forwards and 'diffusers' not in sys.modules",
+        "from mmaccel.cli import main as cli",
+        "cli._quiet_libraries()",
+        "assert 'diffusers' not in sys.modules",
+        "from diffusers.utils import logging",
+        "assert logging.get_verbosity() == logging.ERROR",
     )
 
 

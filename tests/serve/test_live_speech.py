@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import functools
 import json
 import logging
 import math
@@ -51,6 +52,11 @@ def raw(samples, rate):
 
 def finals(listener, chunks, rate):
     """The events of a stream of the same samples, pushed by hand."""
+    return _finals(listener, tuple(chunks), rate)
+
+
+@functools.cache
+def _finals(listener, chunks, rate):
     with listener.opened.stream(rate, channels=1) as stream:
         events = [event for chunk in chunks for event in stream.push(chunk)] + stream.finish()
     return [event for event in events if isinstance(event, speech.Final)]

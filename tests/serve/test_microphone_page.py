@@ -6,15 +6,19 @@ import time
 import pytest
 from listening import listening
 
+from mmaccel import speech
 from mmaccel.speech.serving.listening import Listening
+from mmaccel.speech.serving.transcriptions import ENDPOINT
 
 SPOKEN = re.compile("ever|tried|failed|matter|again|better", re.IGNORECASE)  # whichever is shown before its end
 
 
 @pytest.fixture(scope="module")
 def page(launched, listener, recording):
+    """Its words are shown at the first hypothesis: short phrases end before two agree."""
+    quick = speech.StreamingRecognizer(listener.opened.adapter, policy=speech.LocalAgreement(1), batched=True)
     fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    with listening(listener, key="right") as (_, address):
+    with listening(ENDPOINT("moonshine-tiny", quick, quick), key="right") as (_, address):
         browser = launched(*fake, f"--use-file-for-fake-audio-capture={recording}")
         page = browser.new_page()
         page.set_default_timeout(120_000)

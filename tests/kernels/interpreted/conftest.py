@@ -1,11 +1,34 @@
 """What the cases in Triton's interpreter share; they run in a process of their own, see test_triton_interpreter.py."""
 
+import functools
+import inspect
+
 import pytest
 import torch
 
 from mmaccel import kernels
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def builtins_are_sought_once():
+    """Triton looks for what it replaces at every call of a function, which takes a third of the time of all cases."""
+    from triton.language.core import is_builtin  # here, because pytest reads this file in processes without Triton
+    from triton.runtime import interpreter
+
+    @functools.cache
+    def names(owner):
+        return [name for name, member in inspect.getmembers(owner) if is_builtin(member)]
+
+    def replace(owner, builder, scope):
+        for name in names(owner):
+            if is_builtin(member := getattr(owner, name)):  # else it is replaced already
+                interpreter._patch_attr(owner, name, member, builder, scope)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_builtin", replace)
+        yield
 
 
 @pytest.fixture(autouse=True)

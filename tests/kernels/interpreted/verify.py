@@ -134,7 +134,7 @@ def test_drafts_of_a_decoder(batch, pad):
     from mmaccel.vlm import TokenRecycling, examples
 
     torch.use_deterministic_algorithms(False)  # which no model of transformers promises
-    model = examples.llama()[0]
+    model = examples.llama(num_hidden_layers=1)[0]
     ids = torch.randint(4, 60, (batch, 16), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
     mask = torch.ones_like(ids)
     mask[1:, :pad] = 0
