@@ -131,7 +131,7 @@ def timestep_of(scheduler: Any, run: SamplerRun) -> float:
     """
     config, level = scheduler.config, run.levels[run.step]
     trained, sigmas = config.get("num_train_timesteps"), getattr(scheduler, "sigmas", None)
-    if config.get("invert_sigmas"):  # Mochi's levels rise
+    if own_setting(scheduler, "invert_sigmas"):  # Mochi's levels rise
         level = 1 - level
     if run.frames or trained is None or is_flow(scheduler):
         is_share = max(run.levels) < 2  # in float32 the first may be a little above 1
