@@ -21,6 +21,9 @@ TRAINED = 1000  # timesteps that samplers count down from
 # Which make a step in two, at both of its ends, and look back no further.
 HEUN = ("HeunDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 
+# AnyFlow's, whose model predicts the mean velocity of a step.
+FLOW_MAP = "FlowMapEulerDiscreteScheduler"
+
 # Whose steps go by those before them, whatever their settings are.
 MULTISTEP = ("PNDMScheduler", "LMSDiscreteScheduler")
 
@@ -39,6 +42,7 @@ REPEATABLE = (
     "DEISMultistepScheduler",
     "HeliosScheduler",
     "KDPM2DiscreteScheduler",
+    FLOW_MAP,
     *HEUN,
     *MULTISTEP,
 )
@@ -132,7 +136,7 @@ def timestep_of(scheduler: Any, run: SamplerRun) -> float:
     """
     config, level = scheduler.config, run.levels[run.step]
     trained, sigmas = config.get("num_train_timesteps"), getattr(scheduler, "sigmas", None)
-    if config.get("invert_sigmas"):  # Mochi's levels rise
+    if own_setting(scheduler, "invert_sigmas"):  # Mochi's levels rise
         level = 1 - level
     if run.frames or trained is None or is_flow(scheduler):
         is_share = max(run.levels) < 2  # in float32 the first may be a little above 1
@@ -194,9 +198,9 @@ def is_repeatable(scheduler: Any) -> bool:
     return is_one_of(REPEATABLE, scheduler) and not (draws or adds) and own_setting(scheduler, "solver_p") is None
 
 
-def is_heun(scheduler: Any) -> bool:
-    """Whether it is Heun's sampler."""
-    return is_one_of(HEUN, scheduler)
+def goes_by_mean(scheduler: Any) -> bool:
+    """Whether its steps go by the mean of their velocity already: Heun's, and AnyFlow's."""
+    return is_one_of((*HEUN, FLOW_MAP), scheduler)
 
 
 def is_one_of(names: tuple[str, ...], scheduler: Any) -> bool:

@@ -99,6 +99,8 @@ class ForecastSampler:
     is_flow
         Whether the model's samples are mixed as in flow matching (default), so that velocities are forecast; otherwise
         clean samples are.
+    is_whole
+        Whether the run leads from pure noise to data (default), and not from a picture on or a part of the way.
 
     Examples
     --------
@@ -113,9 +115,10 @@ class ForecastSampler:
         report: Report,
         places: Sequence[float] | None = None,
         is_flow: bool = True,
+        is_whole: bool = True,
     ) -> None:
         self.function, self.budget, self.report = function, budget, report
-        self.places, self.is_flow = places, is_flow
+        self.places, self.is_flow, self.is_whole = places, is_flow, is_whole
 
     def __call__(
         self,
@@ -173,8 +176,9 @@ class _Run:
         steps = len(sigmas) - 1
         places = sampler.places or [float(sigma) for sigma in sigmas]
         one_step = getattr(sampler.function, "__name__", "") == "sample_euler"
+        is_usual = one_step and sampler.is_whole  # of the others no more than this is measured
         warmup = default_warmup(steps, sampler.budget)
-        schedule = default_schedule(steps, sampler.budget) if one_step else refresh(steps, sampler.budget, warmup)
+        schedule = default_schedule(steps, sampler.budget) if is_usual else refresh(steps, sampler.budget, warmup)
         curved = one_step and not self.is_clean
         self.allocation = StepAllocation(places, schedule, sampler=self, one_step=one_step, curved=curved)
 

@@ -65,3 +65,19 @@ def test_the_clock_waits_for_the_accelerator(nodes, monkeypatch):
     monkeypatch.setattr(nodes.time, "perf_counter", lambda: told.append("look") or 0.0)
     assert sampled(nodes, nodes.Acceleration(0.5, node=""), told) == "samples"
     assert told == ["wait", "look", "run", "wait", "look"]
+
+
+@pytest.mark.parametrize(
+    ("levels", "is_whole"), (([1.0, 0.5, 0.0], True), ([0.7, 0.3, 0.0], False), ([1.0, 0.5, 0.2], False))
+)
+def test_a_run_is_whole_from_pure_noise_to_the_end(nodes, monkeypatch, levels, is_whole):
+    def sample_euler():
+        """Of this name the steps are forecast."""
+
+    sampling = SimpleNamespace(timestep=lambda sigmas: 1000 * sigmas)
+    guider = SimpleNamespace(inner_model=SimpleNamespace(model_sampling=sampling))
+    sampler = SimpleNamespace(sampler_function=sample_euler, max_denoise=lambda _, sigmas: float(sigmas[0]) >= 1)
+    monkeypatch.setattr(nodes, "reason_to_pass", lambda *_: "")
+    with nodes.Acceleration(0.25, node="").in_charge(sampler, guider, torch.tensor(levels)):
+        assert sampler.sampler_function.is_whole is is_whole
+    assert sampler.sampler_function is sample_euler

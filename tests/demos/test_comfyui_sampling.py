@@ -17,6 +17,7 @@ from mmaccel.demos.comfyui.__main__ import PACK, install
 from mmaccel.demos.comfyui.sampling import FOLLOWED, ForecastSampler, reason_to_pass
 from mmaccel.errors import SettingError
 from mmaccel.report import Report
+from mmaccel.stepping.schedule import growing, refresh
 
 STEPS = 40
 MEAN, SPREAD = torch.randn(2, 1, 4, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -127,6 +128,14 @@ def test_of_a_model_of_noise_clean_samples_are_forecast():
     )
     assert all(report.forwards == STEPS / 4 for report in reports)
     assert error(by_clean, plain) < error(by_noise, plain) / 2
+
+
+@pytest.mark.parametrize(("is_whole", "computed"), ((True, growing(STEPS, 0.25)), (False, refresh(STEPS, 0.25, 4))))
+def test_distances_grow_over_a_whole_run_alone(is_whole, computed):
+    """And not where a picture is painted over, or another sampler made or makes the other steps."""
+    report = Report(methods=["quarter"], exact=False)
+    ForecastSampler(sample_euler, 0.25, report, is_whole=is_whole)(Denoiser(), NOISE, sigmas())
+    assert tuple(report.details["computed"]) == computed.fractions
 
 
 def test_progress_is_told_once_a_step_with_what_it_will_become():

@@ -374,6 +374,9 @@ def flow(sigmas, sizes=None, **settings):
     return SimpleNamespace(config=scheduler.config, scale_noise=None, **times)
 
 
+MOCHI = diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True)
+
+
 @pytest.mark.parametrize(
     "sampler",
     (
@@ -381,7 +384,8 @@ def flow(sigmas, sizes=None, **settings):
         flow(torch.linspace(0, 1, 30), {"sigma_max": 80.0, "sigma_min": 0.002}, use_karras_sigmas=True),  # Cosmos 2's
         diffusers.FlowMatchEulerDiscreteScheduler(shift=3),
         diffusers.FlowMatchEulerDiscreteScheduler(shift=1.32),  # in float32 its first level is a little above 1
-        diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
+        MOCHI,
+        diffusers.FlowMapEulerDiscreteScheduler.from_config(MOCHI.config),  # which keeps that setting and has none
         diffusers.DDIMScheduler(),
         diffusers.EDMEulerScheduler(),
         diffusers.EulerDiscreteScheduler(timestep_type="continuous", prediction_type="v_prediction"),

@@ -324,18 +324,23 @@ def test_times_of_its_own_and_what_is_added_in_each_step_keep_calls_single(time,
     assert (rows == [1] * 8) == single
 
 
+@pytest.mark.parametrize("is_shared", (False, True))
 @pytest.mark.parametrize("layers", ("up", "mid"))
-def test_decoders_whose_attention_is_perturbed_run_one_by_one(layers):
-    """Such attention takes its batch for three parts, of which it perturbs the last."""
-    pipe, arguments = examples.unet_pipeline()
+def test_decoders_whose_attention_is_perturbed_run_one_by_one(layers, is_shared):
+    """Such attention takes its batch for three parts, of which it perturbs the last.
+
+    Also where another pipeline of the same UNet does so.
+    """
+    plain, arguments = examples.unet_pipeline()
     pipe = diffusers.StableDiffusionPAGPipeline(
-        **pipe.components, pag_applied_layers=layers, requires_safety_checker=False
+        **plain.components, pag_applied_layers=layers, requires_safety_checker=False
     )
     pipe.set_progress_bar_config(disable=True)
     outputs = []
     for parallel in (1, 3):
-        with mmaccel.accelerate(pipe, video.EncoderReuse(keys=(0, 30), parallel=parallel)) as fast:
-            outputs.append(fast(**arguments(steps=8))[0])
+        target = plain if is_shared else pipe
+        with mmaccel.accelerate(target, video.EncoderReuse(keys=(0, 30), parallel=parallel)) as fast:
+            outputs.append((pipe if is_shared else fast)(**arguments(steps=8))[0])
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-4)
     assert ("decoders ran one by one" in str(fast.report)) == (layers == "up")
 

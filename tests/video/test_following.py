@@ -1,5 +1,6 @@
 """Following the steps of a pipeline: several runs in one call, and what cannot be followed is said or refused."""
 
+import copy
 import threading
 from types import SimpleNamespace
 
@@ -809,6 +810,22 @@ def test_a_sampler_that_is_shared_is_accelerated_once():
     other.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5)
     fast.remove()
     mmaccel.accelerate(one, video.HeterogeneousSteps()).remove()  # the first is free, though it was swapped
+
+
+@pytest.mark.parametrize("again", (copy.copy, diffusers.WanPipeline.from_pipe), ids=("copy", "from_pipe"))
+def test_a_pipeline_of_the_same_parts_is_as_fast_unless_it_has_another_sampler(again):
+    pipe, arguments = examples.wan_pipeline()
+    call, twin = arguments(1), again(pipe)
+    plain = pipe(**call)[0]
+    with mmaccel.accelerate(pipe, video.HeterogeneousSteps()) as fast:
+        out, other = fast(**call)[0], again(pipe)
+        assert not torch.equal(out, plain)
+        for shared in (twin, other):
+            shared.set_progress_bar_config(disable=True)
+            assert torch.equal(shared(**call)[0], out) and fast.report.engaged
+        other.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
+        assert torch.equal(other(**call)[0], plain)
+    assert all(torch.equal(shared(**call)[0], plain) for shared in (twin, other))
 
 
 def test_a_sampler_that_draws_every_step_anew_is_refused():

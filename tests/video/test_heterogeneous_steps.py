@@ -17,6 +17,7 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    FlowMapEulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
     HeliosScheduler,
@@ -76,6 +77,7 @@ SAMPLERS = {
     "DPM-Solver++": lambda: DPMSolverMultistepScheduler(**FLOW),
     "DEIS": lambda: DEISMultistepScheduler(**FLOW),
     "MiniMax-H3's": lambda: MiniMaxH3Scheduler(shift=3),
+    "AnyFlow's": lambda: FlowMapEulerDiscreteScheduler(shift=3),
 }
 OF_NOISE = {
     "Euler of noise": lambda: EulerDiscreteScheduler(),
@@ -686,7 +688,7 @@ def test_the_converged_clip_is_the_same_with_every_sampler(wan):
 
 def test_what_is_converged_is_known_of_flow_matching_only(wan):
     pipe, _ = wan
-    for scheduler in (DRAWING["SDE"](), DDIMScheduler(), SAMPLERS["Heun"]()):
+    for scheduler in (DRAWING["SDE"](), DDIMScheduler(), SAMPLERS["Heun"](), SAMPLERS["AnyFlow's"]()):
         pipe.scheduler = scheduler
         with pytest.raises(UnsupportedTargetError, match="no sampler of flow matching"):
             mmaccel.accelerate(pipe, HeterogeneousSteps(target="converged"))
@@ -743,6 +745,7 @@ def test_which_samplers_can_be_repeated():
         (DDIMScheduler(), True, True),
         (CogVideoXDDIMScheduler(), True, True),
         (MiniMaxH3Scheduler(), True, True),
+        (FlowMapEulerDiscreteScheduler(), True, True),
         (KDPM2DiscreteScheduler(), True, True),
         (LMSDiscreteScheduler(), True, False),
         (PNDMScheduler(skip_prk_steps=True), True, False),

@@ -144,21 +144,21 @@ class _Stepper(CacheStepper):
             cache.reuse = cache.may_reuse and not self.method.is_key(run.step, run.steps)
         if cache.skips:
             skipped = sum(_size(part) for part in _encoder(denoiser))
-            return self._decoded(forward, bound(denoiser, args, kwargs)), 1 - skipped / _size(denoiser)
+            return self._decoded(denoiser, forward, bound(denoiser, args, kwargs)), 1 - skipped / _size(denoiser)
         self.copies = 0
         output = forward(*args, **kwargs)
         cache.computed()
         cache.state.ahead = DecodersAhead()
         return output, 1.0
 
-    def _decoded(self, forward: Forward, call: inspect.BoundArguments) -> Any:
+    def _decoded(self, denoiser: torch.nn.Module, forward: Forward, call: inspect.BoundArguments) -> Any:
         """The output of a reused step, made with those of the next ones where they may run together."""
         ahead, step = self.cache.state.ahead, self.run.step
         output = ahead.take(step, call)
         if output is not None:
             return output
         times = self.session.target.scheduler.timesteps[step : step + self._coming()]
-        if len(times) < 2 or not fits(call, times[0]) or self._is_perturbed():
+        if len(times) < 2 or not fits(call, times[0]) or self._is_perturbed(denoiser):
             self.copies = 1
             self.singly |= len(times) > 1
             return forward(*call.args, **call.kwargs)
@@ -166,9 +166,13 @@ class _Stepper(CacheStepper):
         ahead.keep(step, forward(**together(call, times)), call, self.copies)
         return ahead.take(step, call)
 
-    def _is_perturbed(self) -> bool:
-        """Whether attention in the decoder is perturbed for guidance (PAG): it takes a batch for that of one step."""
-        return any("up_blocks" in name for name in getattr(self.session.target, "pag_attn_processors", ()))
+    def _is_perturbed(self, denoiser: torch.nn.Module) -> bool:
+        """Whether attention in the decoder is perturbed for guidance (PAG): it takes a batch for that of one step.
+
+        Another pipeline of the same UNet may perturb it too, by processors of diffusers' own.
+        """
+        own = {n for n, one in getattr(denoiser, "attn_processors", {}).items() if "PAG" in type(one).__name__}
+        return any("up_blocks" in name for name in own.union(getattr(self.session.target, "pag_attn_processors", ())))
 
     def _coming(self) -> int:
         """Reused steps in a row from this one on, at most as many as may run together."""

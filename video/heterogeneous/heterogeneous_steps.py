@@ -24,7 +24,7 @@ from ..families.adapter import (
 )
 from ..families.context_parallel import refuse_split
 from ..following import follow
-from ..samplers import is_flow, is_heun, is_repeatable
+from ..samplers import FLOW_MAP, goes_by_mean, is_flow, is_one_of, is_repeatable
 from .partial import PartialForward, require_partial
 from .run import HeterogeneousRun
 
@@ -70,7 +70,7 @@ class HeterogeneousSteps(DiffusionMethod):
         goes by the mean of its velocity instead of its value where the step begins, as predictor-corrector methods do,
         and half of the steps computed were measured to be nearer to the converged clip than the plain run of all is, on
         most prompts; on a few they give another clip, far from both. For samplers of flow matching that draw no noise,
-        but Heun's, whose steps go by such a mean themselves.
+        but Heun's and AnyFlow's, whose steps go by such a mean themselves.
     tolerance
         How far forecasts may lead astray, as the root mean square of all corrections in units of the latents, before a
         run computes all its further steps and so exceeds its budget; None (default) for any. It needs corrections.
@@ -182,14 +182,15 @@ class HeterogeneousSteps(DiffusionMethod):
     def check(self, adapter: DiffusionTransformerAdapter) -> None:
         require_steps(adapter, self.name)
         scheduler = adapter.target.scheduler
-        fits = is_flow(scheduler) and is_repeatable(scheduler) and not is_heun(scheduler)
+        fits = is_flow(scheduler) and is_repeatable(scheduler) and not goes_by_mean(scheduler)
         if self.target == "converged" and not fits:
             fitting = "FlowMatchEulerDiscreteScheduler(shift=3)"
             if has_frame_samplers(adapter.target):
                 fitting = 'UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)'
+            other = "" if is_one_of((FLOW_MAP,), scheduler) else f", or set pipe.scheduler = {fitting}"
             raise UnsupportedTargetError(
-                f"{type(scheduler).__name__} is no sampler of flow matching that draws no noise and takes one pass a"
-                f" step, as target='converged' needs: leave target= out, or set pipe.scheduler = {fitting}"
+                f"{type(scheduler).__name__} is no sampler of flow matching that draws no noise and goes by the"
+                f" velocity where a step begins, as target='converged' needs: leave target= out{other}"
             )
         if self.tolerance is not None and not is_repeatable(scheduler):
             raise UnsupportedTargetError(

@@ -48,7 +48,8 @@ class Acceleration:
         sampling = guider.inner_model.model_sampling
         times, is_flow = sampling.timestep(sigmas), isinstance(sampling, CONST)
         places = [float(t) / max(float(times[0]), 1e-9) for t in times]
-        sampler.sampler_function = ForecastSampler(function, self.budget, self.report, places, is_flow)
+        is_whole = sampler.max_denoise(guider, sigmas) and float(sigmas[-1]) == 0
+        sampler.sampler_function = ForecastSampler(function, self.budget, self.report, places, is_flow, is_whole)
         try:
             yield
         finally:
