@@ -6,10 +6,12 @@ import copy
 import itertools
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from mmaccel import private
@@ -117,6 +119,8 @@ class GeneratedText:
         Whether a stopping criterion ended it.
     unread, ahead
         Committed tokens before the last that the cache does not hold, and how many more these are than of the slowest.
+    padding
+        Tokens behind a text that ended before others, in `ids`.
     longest
         Tokens that the model has positions for.
     room
@@ -128,7 +132,7 @@ class GeneratedText:
     def __init__(self, ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any = None) -> None:
         self.ids, self.processors, self.criteria, self.streamer = ids, processors, criteria, streamer
         self.do_sample, self.finished, self.unread, self.ahead = config.do_sample, False, 0, 0
-        self.longest = sys.maxsize
+        self.padding, self.longest = 0, sys.maxsize
         returned = config.return_dict_in_generate
         self.scores: list[torch.Tensor] | None = [] if returned and config.output_scores else None
         self.logits: list[torch.Tensor] | None = [] if returned and config.output_logits else None
@@ -155,6 +159,24 @@ class GeneratedText:
         self.finished = bool(finished)
         return number, self.finished
 
+    def pad(self, count: int, token: int) -> None:
+        """Put so much padding behind a text that ended."""
+        self.ids, self.padding = functional.pad(self.ids, (0, count), value=token), self.padding + count
+
+
+def padding_beside(
+    texts: Sequence[GeneratedText], drafts: Sequence[Draft], token: int
+) -> tuple[list[Draft], list[int]]:
+    """Drafts, and for texts that ended padding up to the longest text, so far as it fits beside them; how much it is.
+
+    The first of it is the last token of the text, which was not read.
+    """
+    longest, width = max(text.ids.shape[1] for text in texts), 1 + max(draft.size for draft in drafts)
+    counts = [min(width, longest - text.ids.shape[1]) if text.finished else 0 for text in texts]
+    padding = [Draft((token,) * max(0, count - 1)) for count in counts]
+    rows = zip(texts, padding, drafts, strict=True)
+    return [ended if text.finished else draft for text, ended, draft in rows], counts
+
 
 def texts_of(ids: torch.Tensor, processors: Any, criteria: Any, config: Any, streamer: Any) -> list[GeneratedText]:
     """A text for each row of `ids [B, N]`, whose processors and criteria remember it alone."""
@@ -163,3 +185,14 @@ def texts_of(ids: torch.Tensor, processors: Any, criteria: Any, config: Any, str
         GeneratedText(row[None], of_row(processors, number, rows), criteria_of_row(criteria, rows), config, streamer)
         for number, row in enumerate(ids)
     ]
+
+
+def aligned(logits: torch.Tensor, texts: Sequence[GeneratedText], end: int, count: int) -> torch.Tensor:
+    """Of a pass `[B, M, V]` up to `end` what belongs to the last token of each text and its draft, `count` in all."""
+    before = logits.shape[1] - end - 1
+    lengths = [text.ids.shape[1] for text in texts]
+    if len(lengths) == 1:
+        return logits[:, before + lengths[0] :]
+    firsts = before + torch.tensor(lengths, device=logits.device)
+    places = (firsts[:, None] + torch.arange(count, device=logits.device)).clamp(0, logits.shape[1] - 1)
+    return logits.gather(1, places[..., None].expand(-1, -1, logits.shape[2]))

@@ -13,13 +13,13 @@ from mmaccel import private
 from mmaccel.cache.argument import cache_of, own_cache
 from mmaccel.masks import additive
 
-from .generated_text import Drafts, GeneratedText, Verdicts, positions_of, texts_of
+from .generated_text import Drafts, GeneratedText, Verdicts, aligned, padding_beside, positions_of, texts_of
 from .matching import Draft, Likely, Verdict, likeliest_of, match
 from .passes.hidden_states import HiddenStates
 from .passes.pass_attention import PassAttention
 from .passes.rollback import Rollback
 from .passes.slots import Slots
-from .setting import asks_router_logits, pass_device
+from .setting import asks_router_logits, keeps_cache, pass_device
 from .step_mode import StepMode
 
 # Committed tokens of every text that are read again with each draft, at most, before they are read without one: where
@@ -85,9 +85,10 @@ class GeneratedTexts:
         self._steps = StepMode(model, self._stack)
         self.hidden = HiddenStates(model, layers, len(ids), self._stack) if layers else None
         self._attention: PassAttention | None = None  # once the prompt is read
-        self._complete: set[int] = set()  # rows of which the cache holds the last token
+        self._padding = [0] * len(ids)  # tokens of texts that ended which the pass read, for a cache that is kept
         self._next = ids.new_zeros(1)  # position of the last token of each row
         self.cache, embeds = own_cache(cache_of(kwargs)), kwargs.get("inputs_embeds")
+        self._keeps = keeps_cache(config, cache_of(kwargs))
         length = self.start if embeds is None else max(self.start, embeds.shape[1])
         positions = positions_of(model)
         for text in self.texts:
@@ -112,6 +113,10 @@ class GeneratedTexts:
             return 1
         return max(text.room for text in self._growing())
 
+    @property
+    def _longest(self) -> int:
+        return max(text.ids.shape[1] for text in self.texts)
+
     def _growing(self) -> list[GeneratedText]:
         return [text for text in self.texts if not text.finished]
 
@@ -120,7 +125,7 @@ class GeneratedTexts:
         was_prompt = self.first
         if self.past is not None:
             self.past.mark(drafts.size > 0)
-        inputs = self._together(drafts) if self.slots is None else self._several(drafts)
+        inputs = self._together(drafts) if self.slots is None else self._several(drafts.rows)
         self._steps.follow(drafts.width == 1 and not was_prompt)
         logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
         self._open = min(text.ids.shape[1] for text in self._growing())
@@ -129,7 +134,9 @@ class GeneratedTexts:
         if was_prompt:
             self._begin(inputs)
         self._fed = 0 if was_prompt else drafts.size + 1
-        return logits[:, -drafts.size - 1 :] if self.past is None else self._aligned(logits, drafts.size + 1)
+        if self.past is None:
+            return logits[:, -drafts.size - 1 :]
+        return aligned(logits, self.texts, self._end, drafts.size + 1)
 
     def _together(self, drafts: Drafts) -> dict[str, Any]:
         """Inputs of prompts, or of texts that are read in step, each with a chain behind it."""
@@ -139,7 +146,7 @@ class GeneratedTexts:
             held, self._end = self.past.held, self.past.held + drafts.width
         fed = torch.cat(
             [
-                self._cut(torch.cat([text.ids, text.ids.new_tensor([draft.tokens])], 1))
+                self._cut(torch.cat([text.ids, text.ids.new_tensor([draft.tokens])], 1), self._end)
                 for text, draft in zip(self.texts, drafts.rows, strict=True)
             ]
         )
@@ -148,19 +155,23 @@ class GeneratedTexts:
         kwargs = private.kwargs_after(self.model, self.kwargs, self._end - self.start)
         return self._prepared(fed, None if embedded else self._end - held, self._end - first, kwargs)
 
-    def _cut(self, ids: torch.Tensor) -> torch.Tensor:
-        """A text up to the end of the pass; what a shorter one is padded with no other token sees."""
-        return functional.pad(ids, (0, self._end - ids.shape[1]), value=self.pad)
+    def _cut(self, ids: torch.Tensor, end: int) -> torch.Tensor:
+        """A text up to a place, as that behind a pass; what a shorter one is padded with no other token sees."""
+        return functional.pad(ids, (0, end - ids.shape[1]), value=self.pad)
 
-    def _several(self, drafts: Drafts) -> dict[str, Any]:
+    def _several(self, drafts: Sequence[Draft]) -> dict[str, Any]:
         """Inputs of several texts, or of a tree."""
         assert self.slots is not None and self._attention is not None
+        if self._keeps:
+            drafts, self._padding = padding_beside(self.texts, drafts, self.pad)
+        size = max(draft.size for draft in drafts)
         fed = torch.cat([text.ids[:, -1:] for text in self.texts])
-        nodes = [[*draft.tokens, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
-        fed = torch.cat([fed, fed.new_tensor(nodes).view(len(nodes), drafts.size)], 1)
-        rows = [[0, *draft.depths, *[0] * (drafts.size - draft.size)] for draft in drafts.rows]
+        nodes = [[*draft.tokens, *[0] * (size - draft.size)] for draft in drafts]
+        fed = torch.cat([fed, fed.new_tensor(nodes).view(len(nodes), size)], 1)
+        rows = [[0, *draft.depths, *[0] * (size - draft.size)] for draft in drafts]
         depths = torch.tensor(rows, device=self.device)
-        mask = self._shaped(self.slots.mask(drafts.rows, depths))
+        seen = self.slots.mask(drafts, depths)
+        mask = seen if self._takes_bool else additive(seen, self.model.dtype)
         places = self._next + depths
         self._attention.expect(mask, places, self.slots)
         kwargs = {**self._more, self._mask: mask, self._places: places}
@@ -168,10 +179,6 @@ class GeneratedTexts:
             if kwargs.get(name) is not None:
                 kwargs[name] = kwargs[name][:, -1:].expand(-1, fed.shape[1])
         return self._prepared(fed, fed.shape[1], fed.shape[1], kwargs)
-
-    def _shaped(self, allowed: torch.Tensor) -> torch.Tensor:
-        """A mask as the model's attention takes it."""
-        return allowed if self._takes_bool else additive(allowed, self.model.dtype)
 
     def _prepared(self, fed: torch.Tensor, count: int | None, keep: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Inputs of a pass over the last `count` of the tokens, with logits of the last `keep`."""
@@ -202,16 +209,6 @@ class GeneratedTexts:
         for text in self.texts:
             text.unread = 0
 
-    def _aligned(self, logits: torch.Tensor, count: int) -> torch.Tensor:
-        """Of a pass `[B, M, V]` what belongs to the last token of each text and to its draft, `count` in all."""
-        before = logits.shape[1] - self._end - 1
-        lengths = [text.ids.shape[1] for text in self.texts]
-        if len(lengths) == 1:
-            return logits[:, before + lengths[0] :]
-        firsts = before + torch.tensor(lengths, device=logits.device)
-        places = (firsts[:, None] + torch.arange(count, device=logits.device)).clamp(0, logits.shape[1] - 1)
-        return logits.gather(1, places[..., None].expand(-1, -1, logits.shape[2]))
-
     def judge(self, output: torch.Tensor, drafts: Drafts) -> Verdicts:
         """Follow each text through its draft."""
         likely = likeliest_of(output, self.likely)
@@ -237,9 +234,9 @@ class GeneratedTexts:
         if self.past is not None:
             self._keep(self.past, verdicts)
         elif self.slots is not None and self._fed:
-            self.slots.keep([self._path(row, found) for row, found in enumerate(verdicts)], self._fed)
-            grown = [0 if found is None else len(found.tokens) for found in verdicts]
-            self._next = self._next + torch.tensor(grown, device=self.device)[:, None]
+            self._keep_rows(self.slots, verdicts)
+            if self._keeps and not self._growing():
+                self._read_padding(self.slots)
         return [len(found.path) for found in verdicts if found is not None] + waiting
 
     def _keep(self, past: Rollback, verdicts: Verdicts) -> None:
@@ -250,7 +247,7 @@ class GeneratedTexts:
             if found is not None or not text.finished
         ]
         past.keep(min(self._end, *ends), self._end)
-        if not self._growing():
+        if self._keeps and not self._growing():
             self._read_rest(past)
         unread = [text.ids.shape[1] - 1 - past.held for text in self._growing()]
         for text, count in zip(self._growing(), unread, strict=True):
@@ -258,7 +255,7 @@ class GeneratedTexts:
 
     def _read_rest(self, past: Rollback) -> None:
         """Leave the cache of texts that ended as the model's own loop does, with all but the last token."""
-        end = max(text.ids.shape[1] for text in self.texts) - 1
+        end = self._longest - 1
         if past.held < end:
             kwargs = private.kwargs_after(self.model, self.kwargs, end - self.start)
             fed = self.sequences()[:, :end]
@@ -266,19 +263,29 @@ class GeneratedTexts:
             self.more += 1
             past.keep(end, end)
 
-    def _path(self, row: int, found: Verdict | None) -> tuple[int, ...] | None:
-        """What to keep of a row beside its last token; None once the last token of an ended text is kept."""
-        if found is not None:
-            return found.path
-        is_held = row in self._complete
-        self._complete.add(row)
-        return None if is_held else ()
+    def _keep_rows(self, slots: Slots, verdicts: Verdicts) -> None:
+        """Keep what each text has accepted, and the padding behind those that ended."""
+        ended = [range(count - 1) if count else None for count in self._padding]
+        paths = [path if found is None else found.path for path, found in zip(ended, verdicts, strict=True)]
+        slots.keep(paths, self._fed)
+        grown = [0 if path is None else 1 + len(path) for path in paths]
+        self._next = self._next + torch.tensor(grown, device=self.device)[:, None]
+        for text, count in zip(self.texts, self._padding, strict=True):
+            text.pad(count, self.pad)
+
+    def _read_padding(self, slots: Slots) -> None:
+        """Leave the cache as the model's own loop does, which reads padding until the last text ends."""
+        count = self._longest - min(text.ids.shape[1] for text in self.texts)
+        if count:
+            self.model(**self._several([Draft((self.pad,) * (count - 1))] * len(self.texts)), return_dict=True)
+            self._fed, self.more = count, self.more + 1
+            self._keep_rows(slots, (None,) * len(self.texts))
 
     def close(self) -> None:
         """Leave the model as it was, and the cache as the model's own loop does, also where a text broke off."""
         self._stack.close()
         broke_off = self._open is not None  # at what a pass said: of that stay the tokens that were no drafts
-        held = max(text.ids.shape[1] for text in self.texts) - 1 if self._open is None else self._open
+        held = self._longest - 1 if self._open is None else self._open
         if self.past is not None:
             if broke_off:
                 self.past.keep(min(held, self._end), self._end)
@@ -290,8 +297,4 @@ class GeneratedTexts:
 
     def sequences(self) -> torch.Tensor:
         """All texts `[B, N]`, shorter ones padded at their end."""
-        longest = max(text.ids.shape[1] for text in self.texts)
-        ends = (longest - text.ids.shape[1] for text in self.texts)
-        return torch.cat(
-            [functional.pad(text.ids, (0, end), value=self.pad) for text, end in zip(self.texts, ends, strict=True)]
-        )
+        return torch.cat([self._cut(text.ids, self._longest) for text in self.texts])

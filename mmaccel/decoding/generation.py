@@ -215,7 +215,7 @@ def decode(
         run.warnings.append("the head guessed nothing, as a compiled model tells no hidden states: load it uncompiled")
     if run.streamer is not None:
         run.streamer.end()
-    written = [text.ids.shape[1] - input_ids.shape[1] for text in texts.texts]
+    written = [text.ids.shape[1] - text.padding - input_ids.shape[1] for text in texts.texts]
     run.tokens, run.longest = run.tokens + sum(written), max(run.longest, *written)
     guided = any(type(each).__name__ in GUIDING for each in logits_processor)  # a pass more for each token
     run.plain_forwards += max(written) * (1 + guided)

@@ -56,6 +56,11 @@ def leave_out(model: Any, kwargs: dict[str, Any], name: str, nothing: Any = None
     setattr(kwargs["generation_config"], name, nothing)
 
 
+def keeps_cache(config: Any, cache: Any) -> bool:
+    """Whether the cache of a call outlives it: the caller gave it, or is given it with the texts."""
+    return bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
+
+
 def asks_router_logits(model: Any, kwargs: dict[str, Any]) -> bool:
     """Whether the passes of a call tell what chose their experts, as checkpoints trained with that loss may say."""
     configs = model.config, model.config.get_text_config(decoder=True)

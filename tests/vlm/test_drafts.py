@@ -45,7 +45,7 @@ from transformers.generation import utils
 
 import mmaccel
 from mmaccel.decoding import Stats, generation
-from mmaccel.decoding.generated_text import copied
+from mmaccel.decoding.generated_text import aligned, copied
 from mmaccel.decoding.generated_texts import GeneratedTexts
 from mmaccel.decoding.passes import slots
 from mmaccel.decoding.passes.rollback import can_go_back
@@ -444,6 +444,52 @@ def test_a_second_turn_of_a_batch(llama, gaps, monkeypatch):
     assert len(taken) > 2 if gaps == 0 else len(taken) == 2, "once at the end of each call"
 
 
+@cache
+def two_turns(build, pad):
+    """A model, a call of which the texts end apart, what is written then and in a second turn, and its cache."""
+    model, own = build(), DynamicCache()
+    whole = model.generate(**call(3, pad, max_new_tokens=50))
+    end = max(range(64), key=lambda token: (len({*lengths(whole, token)}), min(lengths(whole, token))))
+    assert len({*lengths(whole, end)}) > 1, "so that something is tested"
+    given = call(3, pad, eos_token_id=end, max_new_tokens=50)
+    first = model.generate(**given, past_key_values=own)
+    held = copy.deepcopy(own)
+    return model, given, first, held, model.generate(**further(given, first), past_key_values=own)
+
+
+def lengths(texts, end):
+    """Tokens of each answer of 50, up to one that ends it."""
+    return [(row == end).nonzero()[0].item() + 1 if end in row else len(row) for row in texts[:, 36:]]
+
+
+def further(given, first):
+    """A second turn, to which all that was written is shown, also what shorter texts were padded with."""
+    ids = torch.cat([first, first[:, 5:9]], 1)
+    mask = torch.cat([given["attention_mask"], torch.ones(3, ids.shape[1] - 36).long()], 1)
+    return {**given, "input_ids": ids, "attention_mask": mask, "eos_token_id": None, "max_new_tokens": NEW}
+
+
+@pytest.mark.parametrize("build", (plain_llama, gemma3, mistral), ids=lambda build: build.__name__)
+@pytest.mark.parametrize("method", (*METHODS[:3], TextDraft(always=True)), ids=(*IDS[:3], "text"))
+@pytest.mark.parametrize("pad", (0, 5))
+def test_a_second_turn_of_texts_that_end_apart(build, method, pad, monkeypatch):
+    """The cache has the padding, too, which the model's own loop reads until the last text ends."""
+    model, given, plain, held, answer = two_turns(build, pad)
+    with mmaccel.accelerate(model, method) as fast:
+        for kept in ({}, {"return_dict_in_generate": True}):
+            own = DynamicCache()
+            found = fast.generate(**given, **kept, past_key_values=own)
+            assert torch.equal(found.sequences if kept else found, plain)
+            assert fast.report.tokens == sum(lengths(plain, given["eos_token_id"]))
+            for one, two in zip(own.layers, held.layers, strict=True):
+                torch.testing.assert_close(one.keys, two.keys, rtol=1e-3, atol=1e-3)
+                torch.testing.assert_close(one.values, two.values, rtol=1e-3, atol=1e-3)
+        assert fast.report.details["accepted"] > 0
+        monkeypatch.setattr(GeneratedTexts, "_read_padding", None)  # of a cache that nobody has
+        assert torch.equal(fast.generate(**given), plain)
+    assert torch.equal(model.generate(**further(given, plain), past_key_values=own), answer)
+
+
 @pytest.mark.parametrize("more", ({}, {"use_cache": False}), ids=("drafted", "left to the model"))
 def test_a_streamer_is_given_the_text_as_it_grows(llama, more):
     texts = []
@@ -764,10 +810,9 @@ def test_processors_remember_their_row_alone(llama, method):
 
 def test_where_one_text_is_in_a_pass_is_no_matter_of_the_gpu():
     """It would be asked in every pass."""
-    texts = SimpleNamespace(_end=9, texts=[SimpleNamespace(ids=torch.zeros(1, 8))])
-    logits = torch.randn(1, 3, 5)
+    texts, logits = [SimpleNamespace(ids=torch.zeros(1, 8))], torch.randn(1, 3, 5)
     with TensorCalls() as calls:
-        found = GeneratedTexts._aligned(texts, logits, 2)
+        found = aligned(logits, texts, 9, 2)
     assert torch.equal(found, logits[:, 1:]) and not calls.reads and not calls.counts["new_tensor"]
 
 
