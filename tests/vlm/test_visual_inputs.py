@@ -314,6 +314,17 @@ def test_a_copied_cache_goes_on_as_the_cache():
             assert torch.equal(second_turn(fast, first, call, past_key_values=cache), expected)
 
 
+@pytest.mark.parametrize("method", (vlm.VidCom2(), vlm.FastV(keep=0.3), vlm.VidCom2(keep=None, tokens=999)), ids=str)
+def test_a_later_turn_tells_that_the_earlier_one_was_shortened(method):
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, method) as fast:
+        first = fast.generate(**arguments(1, return_dict_in_generate=True))
+        shortened = fast.report.engaged
+        second_turn(fast, first, None, past_key_values=first.past_key_values)
+        report = fast.report
+        assert report.engaged is shortened is (report.keys < report.plain_keys) and bool(report.warnings) != shortened
+
+
 def test_a_cache_that_others_have_used_is_refused():
     model, arguments = visual_examples.onevision()
     call = arguments(1, return_dict_in_generate=True)
