@@ -6,6 +6,8 @@ import copy
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
+from torch.nn.functional import conv1d
 
 from ..families.private import sliding_window
 from .projections import split_heads
@@ -29,7 +31,8 @@ class CausalConvolution:
         self.context = inputs[..., count * stride :].clone()
         if not count:
             return inputs.new_zeros(1, conv.out_channels, 0)
-        return torch.nn.functional.conv1d(inputs, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
+        with align_module_device(conv):  # off-loaded, its weights are away between passes
+            return conv1d(inputs, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
 
 
 class WindowedLayer:
@@ -117,7 +120,8 @@ class EncoderStream:
     def __init__(self, encoder: Any) -> None:
         self.encoder = encoder
         config, embedder = encoder.config, encoder.embedder
-        like: torch.Tensor = embedder.conv1.weight  # a quantized linear layer keeps bytes
+        with align_module_device(embedder.conv1):
+            like: torch.Tensor = embedder.conv1.weight[:0].detach()  # a quantized linear layer keeps bytes
         # as the model, which may be given more windows than it has layers
         windows = [(int(left), int(right)) for left, right in config.sliding_windows[: len(encoder.layers)]]
         self.lookahead = sum(max(right - 1, 0) for _, right in windows)

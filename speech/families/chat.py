@@ -12,6 +12,7 @@ from transformers import BatchFeature, DynamicCache
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache.argument import cached
+from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import SettingError, shown
 from mmaccel.machine import unrounded
 from mmaccel.patching import hook
@@ -93,7 +94,7 @@ class ChatAdapter(WrittenAdapter):
         """What `generate` would be given for samples `[n]`."""
         with unrounded():
             made = self._asked.ask(self._processor(), samples.cpu().numpy(), self.sample_rate, self._told)
-        return BatchFeature(made).to(self.target.device, self.target.dtype)
+        return BatchFeature(made).to(pass_device(self.target, samples), self.target.dtype)
 
     def _read(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Embeddings `[1, L, D]` that the language model is given, audio in its place."""

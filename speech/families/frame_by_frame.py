@@ -10,6 +10,7 @@ import torch
 
 from mmaccel.adapter import register_adapter
 from mmaccel.cache.argument import cache_name, cache_of, cached
+from mmaccel.decoding.setting import pass_device
 from mmaccel.machine import unrounded
 
 from ..audio.audio import RATE
@@ -93,7 +94,8 @@ class CodecFrameStream(FrameStream):
         self._wave, self._upsampler = torch.zeros(self._before, device="cpu"), Upsampler()
         start = model.generation_config.bos_token_id
         self._last = int(config.bos_token_id if start is None else start)
-        self._codes = torch.full((1, config.num_codebooks), int(config.audio_bos_token_id), device=model.device)
+        begun = torch.full((1, config.num_codebooks), int(config.audio_bos_token_id), device="cpu")
+        self._codes = begun.to(pass_device(model, begun))
 
     def _silence(self) -> int:
         return int((self._delay + 1.0) * RATE)
@@ -117,7 +119,7 @@ class CodecFrameStream(FrameStream):
     def _coded(self, wave: torch.Tensor) -> torch.Tensor:
         """Codes `[t, K]` of whole frames `[t * size]`."""
         codec = self.model.codec_model
-        values = wave.to(codec.device, codec.dtype)[None, None]
+        values = wave.to(pass_device(codec, wave), codec.dtype)[None, None]
         output = codec.encode(values, use_streaming=True, **self._caches.get("codec", {}))
         self._caches["codec"] = {
             **cached(getattr(output, f"encoder_{cache_name()}"), "encoder_"),
@@ -127,7 +129,7 @@ class CodecFrameStream(FrameStream):
         return codes[:, : self.model.config.num_codebooks]
 
     def _draw(self) -> list[TimedToken]:
-        text = torch.tensor([[self._last]], device=self.model.device)
+        text = torch.tensor([[self._last]], device=self._codes.device)
         ids = torch.cat([text, self._codes], 1)[None]
         output = self.model(input_ids=ids, **cached(self._caches.get("text")), use_cache=True)
         self._caches["text"] = cache_of(output)
@@ -144,7 +146,8 @@ class MelFrameStream(FrameStream):
         nothing = torch.zeros(processor.num_samples_first_audio_chunk, device="cpu").numpy()
         with unrounded():
             given = processor(nothing, is_streaming=True, is_first_audio_chunk=True, return_tensors="pt")
-        self._ids: torch.Tensor = given["input_ids"].to(model.device)
+        ids: torch.Tensor = given["input_ids"]
+        self._ids = ids.to(pass_device(model, ids))
         self._delay = given["num_delay_tokens"]
         extractor = processor.feature_extractor
         self._mels, self._hop = int(model.config.audio_length_per_tok), int(extractor.hop_length)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from mmaccel.adapter import register_adapter
+from mmaccel.decoding.setting import pass_device
 
 from ..decoding.cached_encoder import EncoderStream
 from .encoder_decoder import EncoderDecoderAdapter
@@ -47,7 +48,7 @@ class MoonshineStreamingAdapter(EncoderDecoderAdapter):
     def _encode(self, samples: torch.Tensor) -> torch.Tensor:
         encoder = self.target.get_encoder()
         padding = -samples.numel() % encoder.embedder.frame_len
-        values = samples.to(encoder.device, encoder.dtype)[None]
+        values = samples.to(pass_device(encoder, samples), encoder.dtype)[None]
         mask = torch.ones_like(values, dtype=torch.long)
         values, mask = (torch.nn.functional.pad(row, (0, padding)) for row in (values, mask))
         output = encoder(values, attention_mask=mask)

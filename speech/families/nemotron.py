@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mmaccel.cache.argument import cache_of, cached
+from mmaccel.decoding.setting import pass_device
 from mmaccel.errors import SettingError
 from mmaccel.machine import unrounded
 
@@ -119,7 +120,7 @@ class NemotronStream:
         self._samples = self._samples[count * extractor.hop_length :].clone()
         self._mels += count
         output = self.model.get_audio_features(
-            input_features=mels.to(self.model.device, self.model.dtype),
+            input_features=mels.to(pass_device(self.model, mels), self.model.dtype),
             num_lookahead_tokens=self.lookahead,
             use_cache=True,
             **self._features,

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import BatchFeature
 
+from mmaccel.decoding.setting import pass_device
 from mmaccel.machine import unrounded
 
 from ..audio.growing_audio import AudioStream, GrowingAudio
@@ -129,4 +130,4 @@ def features_of(extractor: Any, samples: torch.Tensor, rate: int, model: Any, **
     """What a feature extractor makes of samples `[n]`, on the model's device and in its precision."""
     with unrounded():  # they cannot take bfloat16
         made = extractor(samples.cpu().numpy(), sampling_rate=rate, return_tensors="pt", **options)
-    return BatchFeature(made).to(model.device, model.dtype)
+    return BatchFeature(made).to(pass_device(model, samples), model.dtype)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from accelerate import cpu_offload
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models
 from transformers.models.auto import modeling_auto
@@ -41,6 +42,16 @@ RUN = (
     "Qwen3ASRForConditionalGeneration",
     "VoxtralForConditionalGeneration",
     "GraniteSpeechForConditionalGeneration",
+    "KyutaiSpeechToTextForConditionalGeneration",
+    "VoxtralRealtimeForConditionalGeneration",
+)
+# One for each way of handing audio to a model.
+OFF_LOADED = (
+    "WhisperForConditionalGeneration",
+    "MoonshineStreamingForConditionalGeneration",
+    "ParakeetForCTC",
+    "Nemotron3_5AsrForRNNT",
+    "Qwen3ASRForConditionalGeneration",
     "KyutaiSpeechToTextForConditionalGeneration",
     "VoxtralRealtimeForConditionalGeneration",
 )
@@ -94,6 +105,21 @@ def test_a_language_model_beside_the_recogniser_is_not_left_out_in_silence():
     with_one = SimpleNamespace(**vars(processor), decoder="a beam search with an n-gram model")
     with pytest.raises(SettingError, match=r"pass Wav2Vec2Processor\(processor.feature_extractor, processor.token"):
         StreamingRecognizer(model, with_one)
+
+
+@pytest.mark.parametrize("name", OFF_LOADED)
+def test_a_recogniser_may_be_off_loaded(name):
+    """Between passes accelerate leaves its weights on "meta", where audio would lose what it holds."""
+    model, processor = build(name)
+    expected = texts_of(model, processor)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.device.type == "meta" and texts_of(model, processor) == expected != []
+
+
+def texts_of(model, processor):
+    """The finals of a stream."""
+    events = streamed(StreamingRecognizer(model, processor, endpoint=ENDPOINT), recording(), 4000, 0.5)
+    return [(event.text, event.tokens) for event in events if isinstance(event, Final)]
 
 
 @pytest.mark.parametrize("part", ("tokenizer", "feature_extractor"))

@@ -727,8 +727,13 @@ def test_a_text_without_drafts_says_why(llama):
             assert fast.report.warnings == [said]
         fast.generate(**call(max_new_tokens=1), guidance_scale=1.5)  # a pass more for its token
         assert fast.report.warnings == [said]
-    longer = SimpleNamespace(stats=Stats(), longest=3, method=FusedDraft())
-    assert generation._why_nothing(longer) == "nothing was drafted: no guess was worth what a wider pass costs"
+    for method, why in (
+        (FusedDraft(), "no guess was worth what a wider pass costs"),
+        (FusedDraft(always=True), "no repeat was found in the prompt or the answer"),  # costs do not count
+        (TokenRecycling(always=True), "there was nothing to guess from"),
+    ):
+        longer = SimpleNamespace(stats=Stats(), longest=3, method=method)
+        assert generation._why_nothing(longer) == f"nothing was drafted: {why}"
 
 
 def test_what_a_session_keeps_is_bounded(llama):

@@ -144,6 +144,15 @@ def test_a_processor_that_takes_no_videos_says_so():
         prepare(llava, video(2), ["why?"])
 
 
+def test_a_processor_that_loses_pictures_beside_videos_says_so():
+    """SmolVLM's calls both `pixel_values`, and the model ended in a traceback."""
+    both = qwen_of(tokens())
+    both.image_processor = SimpleNamespace(model_input_names=["pixel_values", "pixel_attention_mask"])
+    both.video_processor.model_input_names = ["pixel_values", "pixel_attention_mask"]
+    with pytest.raises(PromptError, match="Qwen3VLProcessor gives pictures and videos one name, .*: ask about"):
+        processed(both, [IMAGE + VIDEO], [video(2)], [Image.new("RGB", (8, 8))])
+
+
 def test_pictures_of_one_prompt_are_shown_together():
     """LLaVA-OneVision cuts up those that stand alone."""
     kind, cutter = without_torchvision(LlavaOnevisionProcessor), LlavaOnevisionImageProcessorPil()

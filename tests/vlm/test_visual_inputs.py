@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from noted_streamer import NotedStreamer
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import mmaccel
 from mmaccel import registry, vlm
+from mmaccel.demos.families import visual_models
 from mmaccel.errors import PromptError, SettingError, UnsupportedTargetError
 from mmaccel.vlm import visual_examples
 from mmaccel.vlm.families import visual_adapter
@@ -312,6 +314,17 @@ def test_a_copied_cache_goes_on_as_the_cache():
             assert torch.equal(second_turn(fast, first, call, past_key_values=cache), expected)
 
 
+@pytest.mark.parametrize("method", (vlm.VidCom2(), vlm.FastV(keep=0.3), vlm.VidCom2(keep=None, tokens=999)), ids=str)
+def test_a_later_turn_tells_that_the_earlier_one_was_shortened(method):
+    model, arguments = visual_examples.onevision()
+    with mmaccel.accelerate(model, method) as fast:
+        first = fast.generate(**arguments(1, return_dict_in_generate=True))
+        shortened = fast.report.engaged
+        second_turn(fast, first, None, past_key_values=first.past_key_values)
+        report = fast.report
+        assert report.engaged is shortened is (report.keys < report.plain_keys) and bool(report.warnings) != shortened
+
+
 def test_a_cache_that_others_have_used_is_refused():
     model, arguments = visual_examples.onevision()
     call = arguments(1, return_dict_in_generate=True)
@@ -578,6 +591,18 @@ def test_features_stand_in_for_pixels(family):
         with mmaccel.accelerate(model, method) as fast:
             assert torch.equal(fast.generate(**features), plain) and not fast.report.engaged
             assert "where mm_encoder_outputs are given: give pixels" in fast.report.warnings[0]
+
+
+@pytest.mark.parametrize("name", ("Qwen3VLForConditionalGeneration", "Ovis2ForConditionalGeneration"))
+@pytest.mark.parametrize("beams", (1, 2))
+def test_what_an_off_loaded_model_reads_beside_features_stays_with_them(name, beams):
+    """As with device_map="auto" too: accelerate hands its modules copies of what they are given, field by field."""
+    model, arguments = visual_models.build(name)
+    call, method = arguments(1, num_beams=beams), vlm.VidCom2(keep=0.4)
+    with mmaccel.accelerate(model, method) as fast:
+        expected = fast.generate(**call)
+    with mmaccel.accelerate(cpu_offload(model, execution_device=torch.device("cpu")), method) as fast:
+        assert torch.equal(fast.generate(**call), expected) and fast.report.engaged
 
 
 @pytest.mark.parametrize("more", ("prefill_chunk_size", "mm_encoder_outputs"))

@@ -46,6 +46,7 @@ class VisionLanguageAdapter(VisualAdapter):
         self.row = row_of(target)
         self.counted = self.row.counted
         self.stacked, self.carried = False, None
+        self.kind: type[Any] = BaseModelOutputWithPooling
         deep = getattr(target.config.vision_config, "deepstack_visual_indexes", None) or ()
         self.first_cut = max(1 + min(self.attending(), default=0), len(deep))
 
@@ -109,7 +110,7 @@ class VisionLanguageAdapter(VisualAdapter):
         self, kind: str, output: Any, kwargs: dict[str, Any], probe: Probe | None, seen: int = 0
     ) -> list[Visual]:
         features = self._features(output)
-        self.stacked = isinstance(features, torch.Tensor)
+        self.stacked, self.kind = isinstance(features, torch.Tensor), type(output)
         self.carried = getattr(output, self.row.carried, None) if self.row.carried else None
         entries = [part.reshape(-1, part.shape[-1]) for part in features]
         patches = self._patches(kind, kwargs)
@@ -219,12 +220,10 @@ class VisionLanguageAdapter(VisualAdapter):
         features: Any = tuple(visual.features for visual in visuals)
         if self.stacked:  # each token a picture of its own: `generate` deals them out to beams by number
             features = torch.cat(features)[:, None]
-        output: Any = BaseModelOutputWithPooling(pooler_output=features)
-        if self.row.carried:
-            setattr(output, self.row.carried, self.carried)
+        more: dict[str, Any] = {self.row.carried: self.carried} if self.row.carried else {}
         if visuals[0].extra:
-            output.deepstack_features = [list(layer) for layer in zip(*(v.extra for v in visuals), strict=True)]
-        return output
+            more["deepstack_features"] = [list(layer) for layer in zip(*(v.extra for v in visuals), strict=True)]
+        return self.kind(pooler_output=features, **more)  # off-loaded, a model gets a copy: the fields of its class
 
 
 @register_adapter

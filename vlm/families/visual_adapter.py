@@ -24,7 +24,7 @@ from ..decoder.adapter import DecoderAdapter
 from ..decoder.call import GenerateRun
 from ..decoder.generation import copies, plain_keys
 from ..decoder.method import DecoderMethod
-from ..input.arguments import FEATURES, bring, replace, unfit_beside, unfit_prompt
+from ..input.arguments import FEATURES, bring, is_shorter, replace, unfit_beside, unfit_prompt
 from ..input.prompt import Prompt, shortened
 from ..input.spans import Grid, spans
 from ..input.turns import recalled, remember
@@ -184,7 +184,7 @@ class VisualAdapter(DecoderAdapter):
             before.begin_call()
         if before is not None and prompt.total:
             run.warn("nothing new was dropped inside the language model: that happens in the first turn only")
-        if prompt.kept < prompt.total:
+        if is_shorter(prompt) or (before is not None and before.columns):
             run.engaged.add(method.name)
         return prompt
 

@@ -45,6 +45,11 @@ def bring(target: Any, kwargs: dict[str, Any]) -> torch.device | None:
     return ids.device
 
 
+def is_shorter(prompt: Prompt) -> bool:
+    """Whether tokens of a prompt were left out before the decoder, in this turn or an earlier one."""
+    return int(prompt.attention_mask.sum()) < sum(whole for whole, _ in prompt.full_lengths)
+
+
 def unfit_prompt(target: Any, kwargs: dict[str, Any], reads_tower: bool) -> str | None:
     """Why the prompt of a call is left as it is; None if it can be shortened.
 

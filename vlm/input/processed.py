@@ -31,13 +31,18 @@ def processed(processor: Any, texts: Sequence[str], videos: Sequence[Any], pictu
     Raises
     ------
     PromptError
-        If the processor would leave videos out.
+        If the processor would leave videos or pictures out.
     """
     of_transformers = isinstance(processor, ProcessorMixin)
     if videos and of_transformers and getattr(processor, "video_processor", None) is None:
         raise PromptError(
             f"{type(processor).__name__} takes pictures, no videos: ask a model that is shown videos, such as"
             " Qwen/Qwen2.5-VL-3B-Instruct"
+        )
+    if videos and pictures and of_transformers and _named(processor, "image") & _named(processor, "video"):
+        raise PromptError(
+            f"{type(processor).__name__} gives pictures and videos one name, so that one of them is lost: ask about"
+            " pictures or about videos alone"
         )
     images = [list(pictures)] if pictures and of_transformers else list(pictures)  # nested they belong to one prompt
     shown = {"images": images, "videos": [[_frame(each) for each in video] for video in videos]}
@@ -57,6 +62,12 @@ def for_model(inputs: Any, target: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in TIMES:
             inputs[name] = value.to(target.dtype)
     return inputs
+
+
+def _named(processor: Any, kind: str) -> set[str]:
+    """What a processor calls its pictures or videos among the arguments of a model."""
+    names = getattr(getattr(processor, f"{kind}_processor", None), "model_input_names", None) or ()
+    return {name for name in names if name.startswith("pixel_values")}
 
 
 def _frame(given: Any) -> Any:

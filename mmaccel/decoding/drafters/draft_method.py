@@ -44,11 +44,15 @@ class DraftMethod(Method[Session]):
     excludes: ClassVar[frozenset[str]] = frozenset({"decoding cache"})  # from which nothing can be taken back
     neutral: ClassVar[dict[str, Any]] = {"block": 0}
     branches: ClassVar[bool] = False  # whether drafts are trees
-    silent: ClassVar[str] = "there was nothing to guess from"  # why a text has no draft at all
     likely: ClassVar[int] = 0  # how many of the likeliest tokens after each node the drafter is told
 
     def __post_init__(self) -> None:
         self._require(is_count(self.block, 0, 256), "block", "between 0 and 256 tokens")
+
+    @property
+    def silent(self) -> str:
+        """Why a text has no draft at all."""
+        return "there was nothing to guess from"
 
     def attach(self, session: Session, stack: ExitStack) -> None:
         self.require_fit(session.target)

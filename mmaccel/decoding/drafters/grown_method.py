@@ -36,7 +36,6 @@ class GrownMethod(DraftMethod):
 
     engaging: ClassVar[dict[str, Any]] = {"always": True}  # what a pass costs is no part of the contract
 
-    silent: ClassVar[str] = "no guess was worth what a wider pass costs"
     branches: ClassVar[bool] = True
     likely: ClassVar[int] = 8  # as in the paper of Token Recycling
     equal_tokens: ClassVar[int] = 1  # most after which successors are kept
@@ -44,6 +43,10 @@ class GrownMethod(DraftMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(isinstance(self.always, bool), "always", "True or False")
+
+    @property
+    def silent(self) -> str:
+        return super().silent if self.always else "no guess was worth what a wider pass costs"
 
     def require_fit(self, model: Any) -> None:
         """Refuse a model that is split over processes, unless drafts are always made."""

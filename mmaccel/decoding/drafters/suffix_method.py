@@ -26,7 +26,6 @@ class SuffixMethod(DraftMethod):
     remember: int = 4096
 
     paper: ClassVar[str] = "SuffixDecoding: A Model-Free Approach to Speeding Up LLM Inference by Oliaro et al., 2024"
-    silent: ClassVar[str] = "no repeat was found in the prompt or the answer"
     # short drafts, so that the contract's models, which say little, need some passes
     engaging: ClassVar[dict[str, Any]] = {"block": 2, "shortest": 1, "remember": 0}
 
@@ -35,6 +34,10 @@ class SuffixMethod(DraftMethod):
         self._require(is_count(self.longest, 1, 32), "longest", "between 1 and 32 tokens")
         self._require(is_count(self.shortest, 1, self.longest), "shortest", f"between 1 and longest={self.longest}")
         self._require(is_count(self.remember, 0), "remember", "a whole number of at least 0 tokens")
+
+    @property
+    def silent(self) -> str:
+        return "no repeat was found in the prompt or the answer"
 
     def held(self) -> tuple[Held, ...]:
         """An index for each row of the largest batch, which grows with the text at hand."""
