@@ -133,11 +133,11 @@ def _problems(items: list[Item], command: Command, usual: argparse.Namespace, fo
     return found
 
 
-def tell(outcome: Outcome, folder: OutputFolder, items: list[Item]) -> None:
+def tell(outcome: Outcome, folder: OutputFolder, items: list[Item], baseline: int = 0) -> None:
     """Print what was saved, what failed, and where the outputs are."""
     records = [folder.records[item.key] for item in items if item.key in folder.records]
     if records:
-        _print(told(records))
+        _print(told(records, baseline))
     failed = folder.write_failures(outcome.failures)
     for key, reason in list(outcome.failures.items())[:SHOWN]:
         _print(f"failed: {key}: {reason}", sys.stderr)

@@ -26,6 +26,10 @@ OPTIONS = {  # advice in the words of Python, and in those of the command line
     r"\bpass policy=speech\.LocalAgreement\(2\)": "say --policy local-agreement",
     r"\bpass endpoint=speech\.\w+\(longest=([\d.]+)\)": r"say --longest \1",
     r"\bgrid=(?=[,;.\s]|$)": "--setting",
+    r"\bgrid=\{'(\w+)': \(\.\.\.\)\}": r"--setting \1=V1,V2",
+    r"\btarget_speedup=(?=\d)": "--target-speedup ",
+    r"\bfloor=(?=\s)": "--floor",
+    r"\bguidance_scale=(?=[\d.]+: )": "--guidance ",
     r"\bmore rounds=(?= )": "more --rounds",
     r" or read what is there with skip_damaged=True,": "",  # which no command has
 }

@@ -112,7 +112,7 @@ def run_batch(command: Command, arguments: argparse.Namespace) -> int:
         workers = spread(command, usual, arguments.output, arguments.ray, arguments.workers)
     with OutputFolder(arguments.output, manifest(command, arguments), arguments.format) as folder:
         outcome = run.run(items, folder, command, usual, workers, baseline)
-        run.tell(outcome, folder, items)
+        run.tell(outcome, folder, items, baseline)
     return 1 if outcome.failures else 0
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -166,6 +167,7 @@ def _quiet_libraries() -> None:
     """Silence diffusers and transformers, whose progress bars and advice would bury our output."""
     from transformers.utils import logging as transformers_logging
 
+    warnings.filterwarnings("ignore", "The `local_dir_use_symlinks` argument")  # which diffusers gives to the hub
     if "diffusers" in sys.modules:
         from diffusers.utils import logging as diffusers_logging
 

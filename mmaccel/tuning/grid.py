@@ -84,7 +84,7 @@ def _knob(base: Method) -> str:
         name = found or next(iter(given), "name")
         raise SettingError(
             f"{base} has no setting that is known to decide by one number how much it saves: name one and its values,"
-            f" grid={{{name!r}: (...)}}, on the command line --setting {name}=V1,V2"
+            f" grid={{{name!r}: (...)}}"
         )
     return found
 

@@ -151,10 +151,7 @@ def tune(
     goal = Goal(target_speedup, floor)
     settings = settings_of(target, method, grid)
     if target_speedup is None and floor is None and not all(each.exact for each in settings):
-        raise SettingError(
-            "set a goal: target_speedup=1.8, or floor= with the lowest quality (or both), on the command line"
-            " --target-speedup and --floor"
-        )
+        raise SettingError("set a goal: target_speedup=1.8, or floor= with the lowest quality (or both)")
     measure = {"seeds": seeds, "rounds": rounds, "simple": simple, "processor": processor, "ranks": ranks}
     made = compare(target, *settings, **measure, **inputs)
     metric = made.metrics[0]

@@ -64,7 +64,7 @@ def test_a_picture_that_the_plain_model_cannot_draw_is_kept_with_the_reason(batc
     source = listed(tmp_path, {"prompt": "red heart", "key": "a"})
     out, _, found = batch("image", source, "--baseline", "1", "--guidance", "1")
     assert list(found) == ["a.png"] and "1 of 1 finished, in" in out
-    assert "1 x not made without methods: guidance_scale=1" in out
+    assert "1 x not made without methods: --guidance 1" in out
 
 
 def test_a_plain_run_without_memory_loses_no_picture(batch, tmp_path, monkeypatch):
@@ -75,6 +75,14 @@ def test_a_plain_run_without_memory_loses_no_picture(batch, tmp_path, monkeypatc
     out, _, found = batch("image", listed(tmp_path, {"prompt": "red heart", "key": "a"}), "--baseline", "1")
     assert list(found) == ["a.png"] and "1 of 1 finished, in" in out
     assert "1 x not made without methods: RuntimeError: out of memory" in out
+    assert "no item was made both ways now" in out
+
+
+def test_a_baseline_of_what_is_finished_is_not_advised_again(batch, tmp_path):
+    source = listed(tmp_path, {"prompt": "red heart", "key": "a"})
+    assert "not measured: say --baseline 5" in batch("image", source)[0]
+    out = batch("image", source, "--baseline", "5")[0]
+    assert "no item was made both ways now" in out and "say --baseline" not in out
 
 
 def test_clips_of_texts(batch, tmp_path):

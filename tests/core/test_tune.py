@@ -291,7 +291,7 @@ def test_a_simple_alternative_that_does_as_well_is_said(measured):
 
 
 def test_something_must_be_asked_of_a_lossy_method(wan, janus):
-    with pytest.raises(SettingError, match="set a goal: target_speedup=.* floor= .* --target-speedup and --floor"):
+    with pytest.raises(SettingError, match="set a goal: target_speedup=.* floor= [^-]*$"):
         mmaccel.tune(wan[0], HeterogeneousSteps, prompt="x")
     with pytest.raises(ConflictError, match="twice"):
         mmaccel.tune(janus[0], ZipAR, grid={"window": (2, 2)}, floor=5, **janus[1]())

@@ -291,6 +291,9 @@ def test_an_input_is_not_written_over(tmp_path, capsys, words, hint):
         ("see grid=\npicked", "see --setting\npicked"),
         ("a milder one may do, see grid=", "a milder one may do, see --setting"),
         ("give more rounds= or", "give more --rounds or"),
+        ("its values, grid={'steps': (...)}, or leave", "its values, --setting steps=V1,V2, or leave"),
+        ("guidance_scale=1.0: the plain", "--guidance 1.0: the plain"),
+        ("set a goal: target_speedup=1.8, or floor= with", "set a goal: --target-speedup 1.8, or --floor with"),
         (
             "copy it again, or read what is there with skip_damaged=True, or repair it",
             "copy it again, or repair it",
@@ -305,6 +308,12 @@ def test_advice_names_options(python, option):
 def test_an_error_of_a_preset_names_the_option(tmp_path, capsys):
     code, out = run(capsys, "run", "video", "rocket", "--preset", "exact", "-o", str(tmp_path / "x.mp4"))
     assert code == 2 and "take --preset balanced or --preset fast" in out.err and "preset=" not in out.err
+
+
+def test_a_name_that_is_none_is_told_in_one_line(tmp_path, capsys, recwarn):
+    code, out = run(capsys, "run", "image", "red heart", "--model", "tiny-januss", "-o", str(tmp_path / "x.png"))
+    assert code == 2 and "did you mean 'tiny-janus'?" in out.err and len(out.err.splitlines()) == 1
+    assert not [str(one.message) for one in recwarn if "local_dir" in str(one.message)], "of diffusers and the hub"
 
 
 def test_numbers_up_to_their_bounds_are_taken():
