@@ -71,7 +71,7 @@ def test_each_recogniser_of_transformers_is_served_or_says_why_not():
 def test_only_recognisers_are_named_in_place_of_a_class_that_is_none():
     """Ovis2, which sees, has a name as much like it as some that hear."""
     with pytest.raises(UnsupportedTargetError, match="supported are Qwen3ASRForConditionalGeneration") as error:
-        adapter_class(type("OmniASRForConditionalGeneration", (), {}))
+        adapter_class(type("OmnisASRForConditionalGeneration", (), {}))
     assert "Ovis2" not in str(error.value)
 
 
