@@ -21,12 +21,15 @@ from .written import read_rows
 
 # Classes of transformers that are shown pictures and are not built; all other reasons are in `REFUSED`.
 UNTRIED = (
+    "Apertus1p5ForConditionalGeneration",
     "DeepseekOcr2ForConditionalGeneration",
     "Gemma4UnifiedForConditionalGeneration",
     "Granite4VisionForConditionalGeneration",
     "GraniteDoclingForConditionalGeneration",
+    "HYV4VLForConditionalGeneration",
     "InklingForConditionalGeneration",
     "Inkling2ForConditionalGeneration",
+    "Inkling2LoopForConditionalGeneration",
     "MiniCPMOcrForConditionalGeneration",
     "MiniCPMV4_7ForConditionalGeneration",
     "NemotronH_Omni_Reasoning_V3",

@@ -117,6 +117,8 @@ REFUSED: dict[str, str] = {
             "CohereAsrForConditionalGeneration",
             "Gemma3nForConditionalGeneration",
             "Gemma4ForConditionalGeneration",
+            "OmniASRForCTC",
+            "OmniASRForConditionalGeneration",
             "Phi4MultimodalForCausalLM",
             "Qwen2_5OmniForConditionalGeneration",
             "Qwen2_5OmniThinkerForConditionalGeneration",

@@ -27,6 +27,7 @@ from transformers import (
 
 import mmaccel
 from mmaccel import vlm
+from mmaccel.cache.argument import cache_of
 from mmaccel.errors import MmaccelError, SettingError, UnsupportedTargetError
 from mmaccel.speech.codec import spoken_stream
 from mmaccel.speech.codec.streaming_speech import StreamingSpeech
@@ -247,7 +248,7 @@ def test_a_cache_that_is_asked_for_is_used_by_its_own_generate():
     model.depth_decoder.generation_config.cache_implementation = "static"
     model.depth_decoder.generation_config.disable_compile = True
     model.depth_decoder.model.register_forward_pre_hook(
-        lambda module, args, kwargs: caches.append(type(kwargs["past_key_values"]).__name__), with_kwargs=True
+        lambda module, args, kwargs: caches.append(type(cache_of(kwargs)).__name__), with_kwargs=True
     )
     voice = StreamingSpeech(model)
     list(voice.stream(**arguments(**SETTINGS["greedy"])))

@@ -42,6 +42,7 @@ def head(model, tmp_path_factory):
 
 @pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 0), (3, 4)))
 @pytest.mark.parametrize("sampled", (False, True))
+@pytest.mark.filterwarnings("error:.past_key_values. is deprecated:FutureWarning")
 def test_the_text_is_the_models(model, head, batch, pad, sampled):
     given = call(batch, pad, do_sample=sampled and batch == 1)
     torch.manual_seed(2)

@@ -34,6 +34,7 @@ def head(llama, tmp_path_factory):
 
 @pytest.mark.parametrize(("batch", "pad"), ((1, 0), (3, 0), (3, 4)))
 @pytest.mark.parametrize("sampled", (False, True))
+@pytest.mark.filterwarnings("error:.past_key_values. is deprecated:FutureWarning")
 def test_the_text_is_the_models(llama, head, batch, pad, sampled):
     given = call(batch, pad, do_sample=sampled and batch == 1)
     torch.manual_seed(2)

@@ -35,6 +35,7 @@ def saved(folder, kind, **more):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch", "pad", "sampled"), ((1, 0, False), (1, 0, True), (3, 4, False)))
+@pytest.mark.filterwarnings("error:.past_key_values. is deprecated:FutureWarning")
 def test_the_text_is_the_models(kind, batch, pad, sampled, tmp_path):
     model = saved(tmp_path, kind)
     given = call(batch, pad, do_sample=sampled)

@@ -14,6 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
+from mmaccel.cache.argument import cached
 from mmaccel.errors import UnsupportedTargetError
 
 from .draft_head import DraftHead
@@ -100,7 +101,7 @@ class DFlashHead(DraftHead):
         found = self.embedded(tokens, self.fc.weight)
         turned = self.rotary_emb(found, places)
         for layer, sees in zip(self.layers, self.config.sees, strict=True):
-            found = layer(found, attention_mask=mask[sees], position_embeddings=turned, past_key_values=cache)
+            found = layer(found, attention_mask=mask[sees], position_embeddings=turned, **cached(cache))
         return self.norm(found)
 
     def embedded(self, tokens: Tensor, like: Tensor) -> Tensor:

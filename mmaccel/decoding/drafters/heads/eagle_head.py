@@ -10,6 +10,8 @@ from transformers import DynamicCache, LlamaConfig, PretrainedConfig, Qwen3Confi
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from mmaccel.cache.argument import cached
+
 from .draft_head import DraftHead
 
 KINDS: dict[str, tuple[type[PretrainedConfig], Any]] = {
@@ -80,7 +82,7 @@ class EagleHead(DraftHead):
         normed = first.hidden_norm(hidden)
         residual = normed if self.config.norm_before_residual else hidden
         seen = torch.cat([embedded, normed], -1)
-        told = {"attention_mask": mask, "position_embeddings": turned, "past_key_values": cache}
+        told = {"attention_mask": mask, "position_embeddings": turned, **cached(cache)}
         hidden = residual + first.self_attn(seen, **told)[0]
         hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
         for layer in self.layers[1:]:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
+from mmaccel.cache.argument import cached
+
 from .draft_head import DraftHead
 
 
@@ -51,6 +53,6 @@ class MTPHead(DraftHead):
         both = [self.embedding_norm(self.embedded(tokens, hidden)), self.hidden_norm(hidden)]
         joined = self.fc(torch.cat(both[::-1] if self.config.hidden_first else both, -1))
         turned = self.rotary_emb(joined, places, **self._turns)
-        told = {"position_ids": places, "position_embeddings": turned, "past_key_values": cache}
+        told = {"position_ids": places, "position_embeddings": turned, **cached(cache)}
         found = self.layer(joined, attention_mask=mask, **told)
         return self.norm(found if isinstance(found, Tensor) else found[0])
