@@ -60,9 +60,9 @@ def page(result: dict[str, Any]) -> str:
     counts = max(len(one["seeds"]) for one in rows)
     intro = (
         f"SmolLM2-135M-Instruct (float32 but where it says bfloat16) writes up to {NEW} tokens for {counts} prompts; by"
-        " `python -m mmaccel.demos.vlm.trained_head`. `EagleDraft` has the head of the zoo, which was trained on what"
-        " the model writes alone and on none of these prompts. Cells are the plain model's time for a token divided by"
-        " that of the entry, the median of a kind of text, and in brackets its passes likewise. Texts that are not"
+        " `python -m mmaccel.demos.vlm.trained_head`. `EagleDraft` has the zoo's head of that commit, which was trained"
+        " on what the model writes alone and on none of these prompts. Cells are the plain model's time for a token"
+        " divided by that of the entry, the median of a kind of text, and in brackets its passes likewise. Texts not"
         f" drawn are the plain model's own, but where rounding decides, as in bfloat16: {_same(rows)}."
     )
     return pages.page(result, "Drafts of a trained head", intro, tables(rows))

@@ -27,10 +27,11 @@ model's own, the latter for the {drafted:,} tokens that its answers are made of 
   talks that it was not shown, and where it reads its own states in place of the model's in {right[1]:.0%} one token
   later, {right[2]:.0%} and {right[3]:.0%} after that.
 - **Data**: {talks:,} talks of {tokens:,} tokens, questions too, which the model wrote itself (Magpie), a fifth of them
-  about invented texts.
-- **Recipe**: `python -m mmaccel.demos.training.eagle.train --output runs/smollm2-eagle`, which leaves it in
-  `runs/smollm2-eagle/head`; seed {seed}, {minutes:g} minutes on two shared cores with bfloat16 arithmetic,
-  {steps:,} steps.
+  about invented texts; and before them {begun[talks]:,} others.
+- **Recipe**: `python -m mmaccel.demos.training.eagle.train --output runs/first`, then with `--begin runs/first/head
+  --talks {talks} --minutes {minutes:g} --output runs/smollm2-eagle`, which leaves it in `runs/smollm2-eagle/head`; seed
+  {seed}, {begun[minutes]:g} minutes on two shared cores and {minutes:g} on one with bfloat16 arithmetic,
+  {begun[steps]:,} and {steps:,} steps.
 - **Limits**: English; a head of a larger model is trained on a thousand times as much.
 - **Licence**: Apache-2.0, as the package and the model.
 """

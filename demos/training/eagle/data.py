@@ -71,11 +71,11 @@ def _talks(kept: dict[str, torch.Tensor]) -> list[Talk]:
 
 
 def _written(model: Any, tokenizer: Any, batch: int, number: int) -> dict[str, torch.Tensor]:
-    """Talks of one batch; every second one is answered greedily."""
+    """Talks of one batch; every second batch is answered greedily, and long prompts by themselves."""
     prompts = sorted(_prompts(model, tokenizer, batch, number), key=len)
-    found: list[Talk] = []
-    for greedy, part in ((True, prompts[::2]), (False, prompts[1::2])):
-        how = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 0.8, "top_k": 0}
+    how = {"do_sample": True, "temperature": 0.8, "top_k": 0} if number % 2 else {"do_sample": False}
+    short, found = batch - round(TEXTS * batch), list[Talk]()
+    for part in (prompts[:short], prompts[short:]):
         padded = tokenizer.pad({"input_ids": part}, return_tensors="pt", padding_side="left")
         with reading(model) as read:
             ids = model.generate(**padded, **how, max_new_tokens=ANSWERED)
@@ -135,7 +135,7 @@ def _questions(model: Any, tokenizer: Any, count: int) -> list[str]:
     mark = "\x00"
     talk = tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
     before = tokenizer(talk[: talk.index(mark)], return_tensors="pt", add_special_tokens=False).input_ids
-    how = {"do_sample": True, "temperature": 0.9, "top_p": 0.95, "top_k": 0}
+    how = {"do_sample": True, "temperature": 0.9, "top_k": 200}  # top-p would sort the vocabulary for each token
     before = before.expand(count, -1)
     found = model.generate(before, attention_mask=torch.ones_like(before), **how, max_new_tokens=ASKED)
     ids = [_until(row, tokenizer.eos_token_id) for row in found[:, before.shape[1] :].tolist()]

@@ -16,6 +16,7 @@ import copy
 import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,10 +26,12 @@ from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig
 
 from mmaccel.decoding.drafters.heads.eagle_head import EagleHead, layers_read
+from mmaccel.decoding.drafters.heads.eagle_weights import load_head
 from mmaccel.vlm.bench.language_tasks import load
+from mmaccel.zoo.vocabulary import facts_of
 
 from ..optimizer import optimizers_of
-from ..recipe import Stage, begin, command_line
+from ..recipe import Stage, begin, command_line, goes_on
 from .data import Talk, talks
 from .save import save
 
@@ -42,8 +45,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=37, help="of training, after the talks are written")
     parser.add_argument("--talks", type=int, default=768, help="that the model writes")
-    parser.add_argument("--batch", type=int, default=64, help="talks that are written at once")
+    parser.add_argument("--batch", type=int, default=128, help="talks that are written at once")
+    parser.add_argument("--begin", type=Path, help="folder of a head to go on from")
     args = parser.parse_args(argv)
+    if args.begin is not None:
+        goes_on(parser, "--begin", args.begin, args.output)
     if args.talks < HELD_OUT + BATCH:
         parser.error(f"--talks: {HELD_OUT} are held out, take {HELD_OUT + BATCH} at least")
     begin(args)
@@ -52,11 +58,13 @@ def main(argv: list[str] | None = None) -> None:
         copy.deepcopy(model).bfloat16(), tokenizer, args.output / "talks", args.talks, args.batch, args.seed
     )
     head = built(model, common(written[HELD_OUT:]))
+    if args.begin is not None:
+        head.load_state_dict(load_head(str(args.begin), model).state_dict())
     stage = train(head, written, args)
     trained = stage.finish()
     right = [round(share, 3) for share in held_out(trained, written[:HELD_OUT])]
     tokens = sum(len(talk.tokens) for talk in written)
-    facts = {
+    facts: dict[str, object] = {
         "seed": args.seed,
         "minutes": args.minutes,
         "steps": stage.step,
@@ -64,6 +72,8 @@ def main(argv: list[str] | None = None) -> None:
         "tokens": tokens,
         "held_out": HELD_OUT,
     }
+    if args.begin is not None:
+        facts["begun"] = facts_of(args.begin)
     save(trained, args.output / "head", {**facts, "right": right})
     print(json.dumps({**facts, "right": right}, indent=1))
 
@@ -120,7 +130,7 @@ def train(head: EagleHead, written: list[Talk], args: argparse.Namespace) -> Sta
     for _ in stage.shares(warmup=200, decay=0.6):
         batch = random.Random(args.seed * 10**6 + stage.step).sample(written[HELD_OUT:], BATCH)
         with torch.autocast("cpu", torch.bfloat16):
-            found = losses(head, batch)
+            found = losses(head, batch, answers=True)
         loss = torch.stack([LATER**step * each for step, (each, _) in enumerate(found)]).sum()
         stage.took(loss, **{f"right{step + 1}": right for step, (_, right) in enumerate(found)})
         if stage.due():
