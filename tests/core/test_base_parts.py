@@ -253,7 +253,7 @@ def test_a_modality_loads_all_that_it_lists_and_each_module_of_its_adapters(monk
     read, modules = [], []
 
     class Package:
-        __all__ = ("One", "Two")
+        __all__ = ("One", "Slow", "Two")
 
         def __getattr__(self, name):
             read.append(name)
@@ -265,7 +265,7 @@ def test_a_modality_loads_all_that_it_lists_and_each_module_of_its_adapters(monk
     inner = {"pack.families": ["a", "b"], "pack.more": ["c"]}
     monkeypatch.setattr(modality, "import_module", load)
     monkeypatch.setattr(modality, "iter_modules", lambda path: [SimpleNamespace(name=name) for name in inner[path]])
-    one = SimpleNamespace(package="pack", adapters=("families", "more"))
+    one = SimpleNamespace(package="pack", adapters=("families", "more"), deferred=("Slow",))
     modality.Modality.load(one)
     assert read == ["One", "Two"]
     assert modules == ["pack", "pack.families", "pack.families.a", "pack.families.b", "pack.more", "pack.more.c"]
