@@ -28,10 +28,10 @@ model's own, the latter for the {drafted:,} tokens that its answers are made of 
   later, {right[2]:.0%} and {right[3]:.0%} after that.
 - **Data**: {talks:,} talks of {tokens:,} tokens, questions too, which the model wrote itself (Magpie), a fifth of them
   about invented texts; and before them {begun[talks]:,} others.
-- **Recipe**: `python -m mmaccel.demos.training.eagle.train --output runs/first`, then with `--begin runs/first/head
-  --talks {talks} --minutes {minutes:g} --output runs/smollm2-eagle`, which leaves it in `runs/smollm2-eagle/head`; seed
-  {seed}, {begun[minutes]:g} minutes on two shared cores and {minutes:g} on one with bfloat16 arithmetic,
-  {begun[steps]:,} and {steps:,} steps.
+- **Recipe**: `python -m mmaccel.demos.training.eagle.train --begin runs/first/head --talks {talks} --minutes
+  {minutes:g} --output runs/smollm2-eagle`, which leaves it in `runs/smollm2-eagle/head`, and goes on from what `python
+  -m mmaccel.demos.training.eagle.train --output runs/first` leaves; seed {seed}, {minutes:g} minutes on one core and
+  {steps:,} steps behind {begun[minutes]:g} on two shared ones and {begun[steps]:,} steps, with bfloat16 arithmetic.
 - **Limits**: English; a head of a larger model is trained on a thousand times as much.
 - **Licence**: Apache-2.0, as the package and the model.
 """
