@@ -271,12 +271,12 @@ class GeneratedTexts:
         grown = [0 if path is None else 1 + len(path) for path in paths]
         self._next = self._next + torch.tensor(grown, device=self.device)[:, None]
         for text, count in zip(self.texts, self._padding, strict=True):
-            text.pad(count, self.pad)
+            if count:
+                text.pad(count, self.pad)
 
     def _read_padding(self, slots: Slots) -> None:
         """Leave the cache as the model's own loop does, which reads padding until the last text ends."""
-        count = self._longest - min(text.ids.shape[1] for text in self.texts)
-        if count:
+        if count := self._longest - min(text.ids.shape[1] for text in self.texts):
             self.model(**self._several([Draft((self.pad,) * (count - 1))] * len(self.texts)), return_dict=True)
             self._fed, self.more = count, self.more + 1
             self._keep_rows(slots, (None,) * len(self.texts))

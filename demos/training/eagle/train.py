@@ -130,7 +130,7 @@ def train(head: EagleHead, written: list[Talk], args: argparse.Namespace) -> Sta
     for _ in stage.shares(warmup=200, decay=0.6):
         batch = random.Random(args.seed * 10**6 + stage.step).sample(written[HELD_OUT:], BATCH)
         with torch.autocast("cpu", torch.bfloat16):
-            found = losses(head, batch, answers=True)
+            found = losses(head, batch)
         loss = torch.stack([LATER**step * each for step, (each, _) in enumerate(found)]).sum()
         stage.took(loss, **{f"right{step + 1}": right for step, (_, right) in enumerate(found)})
         if stage.due():
@@ -139,12 +139,10 @@ def train(head: EagleHead, written: list[Talk], args: argparse.Namespace) -> Sta
     return stage
 
 
-def losses(
-    head: EagleHead, batch: list[Talk], steps: int = STEPS, answers: bool = False
-) -> list[tuple[Tensor, Tensor]]:
+def losses(head: EagleHead, batch: list[Talk], steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
     """Of each step: cross-entropy with what the model expects, and the share of its likeliest tokens that are found.
 
-    Everywhere in the talks, or in their `answers` alone.
+    Of the tokens of the answers alone, which are what is drafted.
 
     In step k the head reads, after the token at each place and its own state of the step before, the states of the
     first step before that place and those that led to it.
@@ -153,7 +151,7 @@ def losses(
     states = pad_sequence([talk.states for talk in batch], batch_first=True)
     length, size = states.shape[1], head.config.hidden_size
     ends = torch.tensor([len(talk.tokens) for talk in batch])[:, None]
-    begins = torch.tensor([talk.asked if answers else 0 for talk in batch])[:, None]
+    begins = torch.tensor([talk.asked for talk in batch])[:, None]
     places = torch.arange(length)[None].expand(len(batch), -1)
     hidden, expected = head.join(states[..., :-size]), states[..., -size:]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -175,9 +173,7 @@ def losses(
 def held_out(head: EagleHead, written: list[Talk]) -> list[float]:
     """The share of the model's likeliest tokens that each step of the head finds, in talks that it was not shown."""
     with torch.autocast("cpu", torch.bfloat16):
-        parts = [
-            losses(head, written[start : start + BATCH], 4, answers=True) for start in range(0, len(written), BATCH)
-        ]
+        parts = [losses(head, written[start : start + BATCH], 4) for start in range(0, len(written), BATCH)]
     return [float(torch.stack([part[step][1] for part in parts]).mean()) for step in range(4)]
 
 
